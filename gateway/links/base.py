@@ -1,0 +1,103 @@
+"""How the gateway speaks to one worker, whatever the transport.
+
+LinkError
+├── ConnectFailed   the worker was never reached: nothing of the request was delivered
+├── WorkerLost      the connection ended before the reply did
+├── WorkerSilent    a deadline passed without the bytes that were due
+└── BadReply        the worker answered something that is not its protocol
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from msgspec import Struct
+
+
+class LinkError(Exception):
+    """A worker could not be asked, or did not answer properly. The message is for logs, never for clients."""
+
+
+class ConnectFailed(LinkError):
+    """No connection: the request was not delivered, so it may be sent elsewhere without risk of running twice."""
+
+
+class WorkerLost(LinkError):
+    """The worker went away in the middle of an exchange."""
+
+
+class WorkerSilent(LinkError):
+    """The worker did not answer within the deadline."""
+
+
+class BadReply(LinkError):
+    """The worker's bytes are not a reply this link understands."""
+
+
+class Deadlines(Struct, frozen=True, kw_only=True):
+    """The phases of one exchange, in seconds; each has its own bound.
+
+    `first_byte` runs from the moment the request is sent until the reply's head is here (for a stream: until its first event,
+    which is when prefill is over). `idle` is the longest silence between two pieces of a reply. `total` ends everything.
+    """
+
+    connect: float = 2.0
+    first_byte: float = 120.0
+    idle: float = 60.0
+    total: float = 600.0
+
+
+class Reply(Struct, frozen=True):
+    """A whole reply: HTTP status, headers with lower-case names, body."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class ReplyStream(Protocol):
+    """A reply being read. Whoever holds one closes it, whatever happens; closing before the end is what aborts the worker.
+
+    A successful stream (`status` 200 and content type `text/event-stream`) yields **whole SSE events only**: every chunk ends
+    with a blank line. Its end is checked: a stream that stops without a terminal (`data: [DONE]`, or a record with an `error`
+    object) raises WorkerLost, and what follows the terminal is cut. A stock error record ends the stream: the record is
+    yielded (as the OpenAI error object), the `[DONE]` after it is not.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+
+    async def read(self) -> bytes:
+        """The next bytes, as many as are here; `b""` once the reply is complete. Raises WorkerLost, WorkerSilent, BadReply."""
+        ...
+
+    async def body(self) -> bytes:
+        """All that is left (bounded by the link's reply limit): for replies that are not a stream."""
+        ...
+
+    def close(self) -> None:
+        """Give the connection back, or end it if the reply is not complete. Never blocks; a second call does nothing."""
+        ...
+
+
+class Link(Protocol):
+    """The connection to one worker: pooled, shared by all requests of this process, never re-tried in here."""
+
+    url: str
+
+    async def call(self, operation: str, frame: bytes, headers: Mapping[str, str], deadlines: Deadlines) -> Reply:
+        """POST one frame, tagged as msgpack, and wait for the whole reply. Cancelling it aborts the worker."""
+        ...
+
+    async def stream(
+        self, operation: str, frame: bytes, headers: Mapping[str, str], deadlines: Deadlines
+    ) -> ReplyStream:
+        """POST one frame and return when the reply's head is here. Cancelling it aborts the worker."""
+        ...
+
+    async def get(self, path: str, deadlines: Deadlines) -> Reply:
+        """GET a side path (`/health`, `/v1/models`, `/server_info`)."""
+        ...
+
+    async def close(self) -> None:
+        """End all connections. A second call does nothing."""
+        ...
