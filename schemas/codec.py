@@ -73,7 +73,7 @@ def guarded(decode: Any, data: Any) -> Any:
 
 
 def failure_of(error: Exception, within: str = "") -> DecodeFailure:
-    """The DecodeFailure for what a decoder raised: a sentence, and the field it is about. `within` names the part that was decoded."""
+    """The DecodeFailure for what a decoder raised: a sentence, and the field it is about. `within`: the part that was decoded."""
     param, sentence = within, f"the body could not be parsed: {_reason(error)}"
     if isinstance(error, msgspec.ValidationError):
         param, sentence = _located(str(error), within)
@@ -232,7 +232,7 @@ _json_encoder = msgspec.json.Encoder()
 
 
 def encode_frame(value: Any) -> bytes:
-    """Any Struct (or map) as one msgpack value. What msgpack cannot hold (integers from 2^64, lone surrogates) is a DecodeFailure."""
+    """Any Struct (or map) as one msgpack value. What it cannot hold (integers from 2^64, lone surrogates) is a DecodeFailure."""
     try:
         return _frame_encoder.encode(value)
     except (OverflowError, UnicodeError, RecursionError, TypeError, ValueError) as error:
@@ -252,24 +252,33 @@ def _unencodable(error: Exception) -> str:
     return "The body holds text that is not valid Unicode."
 
 
-def plain_form(view: AnyChatView | AnyCompletionView) -> None:
-    """Make the view ready to be encoded as a plain frame: the client's JSON parts become msgpack. Once per request, not per leg."""
+def plain_form(view: AnyChatView | AnyCompletionView) -> int:
+    """Make the view ready to be encoded as a plain frame: the client's JSON parts become msgpack. Once per request, not per leg.
+
+    Returns how many prompts there are: 1 for chat, and a list of one prompt is unwrapped (trtllm-wire.md 1.4).
+    """
     if isinstance(view, CompletionView | TolerantCompletionView):
-        view.prompt = _as_msgpack(_any, view.prompt, "prompt")
-        return
+        return _plain_prompt(view)
     view.messages = _as_msgpack(_any_messages, view.messages, "messages")
     if view.tools is not UNSET:
         view.tools = _as_msgpack(_any_tools, view.tools, "tools")
+    return 1
 
 
-def deferred_form(view: AnyChatView | AnyCompletionView) -> None:
+def _plain_prompt(view: AnyCompletionView) -> int:
+    prompt = _part(_any, view.prompt, "prompt")
+    several = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], str | list)
+    if several and len(prompt) == 1:
+        prompt = prompt[0]
+    view.prompt = _spliced(prompt, "prompt")
+    return len(prompt) if several and isinstance(prompt, list) and isinstance(prompt[0], str | list) else 1
+
+
+def deferred_form(view: AnyChatView) -> None:
     """Make the view ready to be encoded as a deferred frame: `messages` and `tools` travel as the client's bytes.
 
-    Completions have no deferred form: their prompt becomes msgpack as in the plain one.
+    Completions have no deferred form.
     """
-    if isinstance(view, CompletionView | TolerantCompletionView):
-        plain_form(view)
-        return
     view.messages = _as_bin(view.messages, "messages")
     if view.tools is not UNSET:
         null = len(memoryview(view.tools)) == 4 and bytes(view.tools) == b"null"
@@ -280,6 +289,11 @@ def _as_msgpack(decoder: Any, raw: Raw, name: str) -> Raw:
     value = _part(decoder, raw, name)
     if value == [] and name == "messages":
         raise DecodeFailure("Invalid value for 'messages': Expected `array` of length >= 1.", "messages")
+    return _spliced(value, name)
+
+
+def _spliced(value: Any, name: str) -> Raw:
+    """A value as msgpack that is copied into a frame as it is."""
     try:
         return Raw(_frame_encoder.encode(value))
     except (OverflowError, UnicodeError, RecursionError) as error:

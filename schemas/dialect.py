@@ -122,10 +122,10 @@ class Dialect(Struct, frozen=True):
         for name in self.unknown_chat if chat else self.unknown_completion:
             value = getattr(view, name)
             if value is not UNSET:
-                _drop(view, name, value, self.name)
+                _drop(view, name, value)
 
 
-def _drop(view: AnyChatView | AnyCompletionView, name: str, value: Any, dialect: str) -> None:
+def _drop(view: AnyChatView | AnyCompletionView, name: str, value: Any) -> None:
     neutral = value is None or value is False or name in HARMLESS or value in NEUTRAL.get(name, ())
     if not neutral:
         raise invalid(f"'{name}' is not supported by the workers of this model.", name, "unsupported_parameter")

@@ -3,6 +3,9 @@
 Source: trtllm-wire.md 1.3. The gateway relays this object; only the two workers read what is in it.
 """
 
+import hashlib
+import hmac
+import json
 from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
@@ -59,3 +62,15 @@ class OpaqueState(Struct, kw_only=True):
     tokens: int
     size: int
     digest: str
+
+
+def handoff_signature(key: str, ctx_info_endpoint: str | list[str] | None, encoded_opaque_state: str | None) -> str:
+    """The value of `x-trtllm-disagg-auth` for a generation request: proof that the hand-off was not written by a client.
+
+    HMAC-SHA256 over the two fields that make a worker fetch or trust something, as sorted, unspaced, ASCII-escaped JSON
+    (trtllm-wire.md 1.8). Compare with `hmac.compare_digest`.
+    """
+    endpoint = ctx_info_endpoint[0] if isinstance(ctx_info_endpoint, list) and ctx_info_endpoint else ctx_info_endpoint
+    signed = {"ctx_info_endpoint": endpoint, "encoded_opaque_state": encoded_opaque_state}
+    message = json.dumps(signed, sort_keys=True, separators=(",", ":")).encode("ascii")
+    return "sha256=" + hmac.new(key.encode("utf-8"), message, hashlib.sha256).hexdigest()

@@ -1,4 +1,6 @@
-"""Log probabilities of tokens, in the two shapes the API has. Source: OpenAI `ChatCompletionTokenLogprob` and completions' `logprobs`.
+"""Log probabilities of tokens, in the two shapes the API has.
+
+Source: OpenAI `ChatCompletionTokenLogprob` and the completions reply's `logprobs`.
 
 All values are finite: what the model rules out is -9999.0 (OpenAI's own floor), never -inf or NaN.
 """

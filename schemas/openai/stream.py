@@ -186,7 +186,7 @@ class CompletionChunks(_Chunks):
 
 
 def token_text(data: bytes) -> str:
-    """A token's text; bytes that are part of a character are written `bytes:\\xf0\\x9f`, as OpenAI does."""
+    r"""A token's text; bytes that are part of a character are written `bytes:\xf0\x9f`, as OpenAI does."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:

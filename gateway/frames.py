@@ -1,0 +1,62 @@
+"""The frames of one request: its view encoded once for each leg, in the form each worker takes.
+
+The client's `messages` and `tools` are turned once per form into bytes that can be spliced into a frame; after that a leg's frame
+is one encoding pass, whatever the size of the prompt.
+"""
+
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from schemas.codec import AnyChatView, AnyCompletionView, deferred_form, encode_frame, plain_form
+from schemas.dialect import Dialect, unify
+from schemas.openai.chat import ChatView, TolerantChatView
+
+
+class Frames:
+    """Makes the frames of a request. Constructing it settles the view (`dialect.unify`); raises ServingError for a bad part."""
+
+    def __init__(self, view: AnyChatView | AnyCompletionView) -> None:
+        unify(view)
+        self.chat = isinstance(view, ChatView | TolerantChatView)
+        self._view: Any = view
+        self._parts: dict[bool, tuple[Any, Any]] = {}
+        self._as_sent = (view.messages, view.tools) if isinstance(view, ChatView | TolerantChatView) else None
+        self.prompts = 1 if self.chat else plain_form(view)
+
+    @property
+    def prompt_bytes(self) -> int:
+        """The size of the client's messages or prompt, in bytes."""
+        return len(memoryview(self._as_sent[0] if self._as_sent else self._view.prompt))
+
+    def frame(self, dialect: Dialect, **changes: Any) -> bytes:
+        """The view as one frame for a worker of this dialect, with some fields changed for this leg only.
+
+        A change may be UNSET (the field is left out) or Raw msgpack (spliced in as it is). Raises ServingError when the client
+        asked for something this kind of worker cannot do.
+        """
+        dialect.fit(self._view)
+        self._use_form(deferred=dialect.deferred)
+        before = {name: getattr(self._view, name) for name in changes}
+        try:
+            for name, value in changes.items():
+                setattr(self._view, name, value)
+            return encode_frame(self._view)
+        finally:
+            for name, value in before.items():
+                setattr(self._view, name, value)
+
+    def _use_form(self, *, deferred: bool) -> None:
+        if self._as_sent is None:
+            return
+        if deferred not in self._parts:
+            self._view.messages, self._view.tools = self._as_sent
+            (deferred_form if deferred else plain_form)(self._view)
+            self._parts[deferred] = (self._view.messages, self._view.tools)
+        self._view.messages, self._view.tools = self._parts[deferred]
+
+
+def spliced(value: Any) -> Raw:
+    """A small value as msgpack that is copied into a frame as it is."""
+    return Raw(msgspec.msgpack.encode(value))

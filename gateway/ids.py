@@ -1,0 +1,30 @@
+"""Ids of disaggregated requests, as stock workers expect them."""
+
+import os
+import time
+from collections.abc import Callable
+
+_LOWEST = 1 << 40
+_HIGHEST = (1 << 63) - 1
+
+
+class DisaggregatedIds:
+    """Mints ids that are unique over gateways, processes and time, at least 2^40 and below 2^63 - 1.
+
+    Layout: 39 bits of monotonic milliseconds, 8 of node, 6 of process, 10 of counter; ids that workers mint for themselves stay
+    below 2^40 (trtllm-wire.md 1.4). The counter is 10 bits per millisecond: when it runs out the next millisecond is borrowed.
+    """
+
+    def __init__(self, node: int | None = None, process: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._node = os.getpid() % 256 if node is None else node % 256
+        self._process = process % 64
+        self._clock = clock
+        self._last = -1
+
+    def next(self) -> int:
+        """A new id, larger than the one before it (until the clock's 39 bits wrap, after 17 years)."""
+        now = int(self._clock() * 1000) << 10
+        self._last = max(now, self._last + 1)
+        milliseconds, counter = self._last >> 10, self._last & 0x3FF
+        packed = (milliseconds & 0x7FFFFFFFFF) << 24 | self._node << 16 | self._process << 10 | counter
+        return packed % (_HIGHEST - _LOWEST) + _LOWEST

@@ -1,0 +1,213 @@
+"""One leg: one frame to one worker, counted while it lasts, and what its end means.
+
+LegFailed   the leg ended before a byte of its answer was relayed: what the client would be told, and whether to try again
+"""
+
+from enum import Enum
+from typing import Self
+
+from msgspec import Raw, Struct
+
+from gateway.links.base import BadReply, ConnectFailed, Deadlines, LinkError, Reply, ReplyStream, WorkerSilent
+from gateway.links.errors import lift_error
+from gateway.member import LegName, Outcome, Worker
+from schemas.codec import MALFORMED, SSE_TYPE, json_decoder
+from schemas.dialect import STOCK
+from schemas.openai.errors import ErrorKind, ServingError, kind_of_status
+from schemas.openai.stream import error_record
+
+HANDOFF_FAILED = "handoff_failed"
+"""The code of a worker's error when a prefill state was lost, expired or of another model: a fresh context leg may help."""
+
+_MAX_RETRY_AFTER_SECONDS = 120.0
+
+
+class Retry(Enum):
+    """What may be done about a failed leg."""
+
+    NEVER = "never"
+    ELSEWHERE = "elsewhere"
+    """The same request, on another worker where there is one."""
+    AFRESH = "afresh"
+    """Both legs again: the hand-off between them failed."""
+
+
+class LegFailed(Exception):
+    """A leg failed before anything of it was relayed. `error` is what the client is told if nothing else works."""
+
+    def __init__(self, worker: Worker, error: ServingError, retry: Retry, outcome: Outcome) -> None:
+        super().__init__(error.message)
+        self.worker = worker
+        self.error = error
+        self.retry = retry
+        self.outcome = outcome
+
+
+class _WholeReply(Struct):
+    """The least a successful whole reply must be."""
+
+    choices: list[Raw]
+
+
+_whole_reply = json_decoder(_WholeReply)
+
+
+class Order(Struct, frozen=True, kw_only=True):
+    """What is sent: the same for every worker a leg may go to."""
+
+    operation: str
+    headers: dict[str, str]
+    deadlines: Deadlines
+
+
+class Leg:
+    """One leg on one worker. Use it as a context: whatever way it is left, the worker's load and breaker hear of it once.
+
+    A stream outlives the block that started it: `keep` takes it out, and closing the stream ends the leg.
+    """
+
+    def __init__(self, worker: Worker, name: LegName) -> None:
+        self.worker = worker
+        self._name = name
+        self._open = False
+        self._kept = False
+
+    def __enter__(self) -> Self:
+        self._open = True
+        self.worker.begin()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, LegFailed):
+            self.end(error.outcome)
+        elif error is not None:
+            self.end(Outcome.CANCELLED)
+        elif not self._kept:
+            self.end(Outcome.SUCCESS)
+
+    def end(self, outcome: Outcome) -> None:
+        """The leg is over. Only the first call counts."""
+        if self._open:
+            self._open = False
+            self.worker.end(self._name, outcome)
+
+    async def whole(self, order: Order, frame: bytes) -> Reply:
+        """The worker's whole, successful reply. Raises LegFailed."""
+        try:
+            reply = await self.worker.link.call(order.operation, frame, order.headers, order.deadlines)
+        except LinkError as error:
+            raise self.lost(error) from error
+        if reply.status != 200:
+            raise self._refused(reply.status, reply.headers.get("retry-after"), reply.body)
+        return reply
+
+    async def answer(self, order: Order, frame: bytes) -> bytes:
+        """The worker's whole reply as JSON for the client, checked to be one. Raises LegFailed."""
+        reply = await self.whole(order, frame)
+        try:
+            _whole_reply.decode(reply.body)
+        except MALFORMED as error:
+            raise self.lost(BadReply("The reply is not a completion.")) from error
+        return reply.body
+
+    async def stream(self, order: Order, frame: bytes) -> "LegStream":
+        """The worker's stream with its first events already here, so that a failure before them can be retried."""
+        try:
+            stream = await self.worker.link.stream(order.operation, frame, order.headers, order.deadlines)
+        except LinkError as error:
+            raise self.lost(error) from error
+        try:
+            if stream.status != 200:
+                raise self._refused(stream.status, stream.headers.get("retry-after"), await stream.body())
+            if not stream.headers.get("content-type", "").startswith(SSE_TYPE):
+                raise BadReply("The reply to a streamed request is not a stream.")
+            first = await stream.read()
+        except LinkError as error:
+            stream.close()
+            raise self.lost(error) from error
+        except BaseException:
+            stream.close()
+            raise
+        self._kept = True
+        return LegStream(self, stream, first)
+
+    def lost(self, error: LinkError) -> LegFailed:
+        """The link failed, or what came over it was no answer."""
+        if isinstance(error, ConnectFailed):
+            self.worker.up = False
+        told, retry = client_error(error)
+        return LegFailed(self.worker, told, retry, Outcome.FAILURE)
+
+    def _refused(self, status: int, retry_after: str | None, body: bytes) -> LegFailed:
+        """A reply that is not 200, by DESIGN's failure table."""
+        lifted = lift_error(body, status).error
+        error = ServingError(kind_of_status(status), lifted.message, param=lifted.param, code=lifted.code)
+        if error.code == HANDOFF_FAILED:
+            return LegFailed(self.worker, error, Retry.AFRESH, Outcome.NEUTRAL)
+        if status in {429, 503}:
+            error.retry_after = _seconds(retry_after)
+            return LegFailed(self.worker, error, Retry.ELSEWHERE, Outcome.NEUTRAL)
+        if status >= 500:
+            error.kind = ErrorKind.DEADLINE if status == 504 else ErrorKind.BAD_WORKER
+            return LegFailed(self.worker, error, Retry.ELSEWHERE, Outcome.FAILURE)
+        suspect = status == 400 and error.param is None and self.worker.dialect is STOCK
+        return LegFailed(self.worker, error, Retry.NEVER, Outcome.SUSPECT if suspect else Outcome.NEUTRAL)
+
+
+class LegStream:
+    """A leg's stream as it goes to the client. Never raises: a failure is its last record."""
+
+    def __init__(self, leg: Leg, stream: ReplyStream, first: bytes) -> None:
+        self._leg = leg
+        self._stream = stream
+        self._first = first
+        self._ended = False
+
+    async def read(self) -> bytes:
+        """The next whole events; `b""` at the end. Every stream has exactly one terminal: the worker's, or an error record."""
+        if self._first:
+            first, self._first = self._first, b""
+            return first
+        if self._ended:
+            return b""
+        try:
+            chunk = await self._stream.read()
+        except LinkError as error:
+            self._finish(Outcome.FAILURE)
+            return error_record(client_error(error)[0])
+        if not chunk:
+            self._finish(Outcome.SUCCESS)
+        return chunk
+
+    def _finish(self, outcome: Outcome) -> None:
+        self._ended = True
+        self._stream.close()
+        self._leg.end(outcome)
+
+    def close(self) -> None:
+        """End the leg, complete or not: an incomplete one is aborted on the worker. A second call does nothing."""
+        if not self._ended:
+            self._finish(Outcome.CANCELLED)
+
+
+def client_error(error: LinkError) -> tuple[ServingError, Retry]:
+    """What a client is told about a link's failure, and whether another worker may be asked."""
+    if isinstance(error, WorkerSilent):
+        return ServingError(
+            ErrorKind.DEADLINE, "The worker did not answer in time.", code="worker_timeout"
+        ), Retry.NEVER
+    if isinstance(error, ConnectFailed):
+        message = "The worker could not be reached."
+    elif isinstance(error, BadReply):
+        message = "The worker gave an answer that could not be understood."
+    else:
+        message = "The connection to the worker was lost before the answer was complete."
+    return ServingError(ErrorKind.BAD_WORKER, message, code="worker_lost"), Retry.ELSEWHERE
+
+
+def _seconds(retry_after: str | None) -> float:
+    """A worker's Retry-After in seconds, within reason; 1 when there is none or it is a date."""
+    try:
+        return min(max(float(retry_after or 1), 0.0), _MAX_RETRY_AFTER_SECONDS)
+    except ValueError:
+        return 1.0

@@ -1,0 +1,83 @@
+"""One worker as the gateway knows it: what it is, whether it can be used, and what it is doing."""
+
+from collections import Counter
+from collections.abc import Callable
+from enum import StrEnum
+from time import monotonic
+
+from gateway.breaker import Breaker
+from gateway.links.base import Link
+from schemas.dialect import STOCK, Dialect
+from schemas.openai.models import Model
+
+
+class Role(StrEnum):
+    """Which legs a worker is given."""
+
+    CONTEXT = "context"
+    GENERATION = "generation"
+    BOTH = "both"
+
+
+class LegName(StrEnum):
+    """What a worker does for one request."""
+
+    AGGREGATED = "aggregated"
+    CONTEXT = "context"
+    GENERATION = "generation"
+
+
+class Outcome(StrEnum):
+    """How a leg ended, as the breaker and the metrics see it."""
+
+    SUCCESS = "success"
+    FAILURE = "failure"
+    """The worker's own fault: counts towards opening its breaker."""
+    SUSPECT = "suspect"
+    """A stock worker's 400 that may be its own fault (it answers its faults so): counts like a failure until a success."""
+    NEUTRAL = "neutral"
+    """The client's mistake, or back-pressure: says nothing about the worker."""
+    CANCELLED = "cancelled"
+    """The client went away, or the other leg failed."""
+
+
+class Worker:
+    """One worker of the fleet. `active` is its legs in flight from this process; `legs` counts how those before ended."""
+
+    def __init__(self, index: int, role: Role, link: Link, clock: Callable[[], float] = monotonic) -> None:
+        self.index = index
+        self.role = role
+        self.link = link
+        self.up = False
+        self.models: list[Model] = []
+        self.engine = "stock"
+        self.dialect: Dialect = STOCK
+        self.handoff_endpoint: dict[str, object] = {}
+        """The keys of `/server_info.disaggregated_params`: where a generation-first leg finds this context worker."""
+        self.breaker = Breaker(clock)
+        self.active = 0
+        self.legs: Counter[tuple[LegName, Outcome]] = Counter()
+
+    def serves(self, model: str) -> bool:
+        """Whether it has this model."""
+        return any(known.id == model for known in self.models)
+
+    def usable(self) -> bool:
+        """Whether work may be sent: its last health check passed and its breaker admits."""
+        return self.up and self.breaker.admits()
+
+    def begin(self) -> None:
+        """A leg starts here."""
+        self.active += 1
+        self.breaker.begin()
+
+    def end(self, leg: LegName, outcome: Outcome) -> None:
+        """A leg ended here."""
+        self.active -= 1
+        self.legs[leg, outcome] += 1
+        if outcome is Outcome.SUCCESS:
+            self.breaker.success()
+        elif outcome in {Outcome.FAILURE, Outcome.SUSPECT}:
+            self.breaker.failure()
+        else:
+            self.breaker.neutral()

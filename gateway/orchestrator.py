@@ -1,0 +1,295 @@
+"""How a request is served: by a context leg and a generation leg, or by one worker alone.
+
+Context first (the usual way):
+
+    client ──► gateway ──(1) the prompt, context_only──► context worker      prefills, samples one token, keeps the state
+                   ◄──(2) ids, opaque state, prompt ids, usage──
+                   ──(3) the same request + (2), generation_only──► generation worker ──(4) fetches the state──► context worker
+                   ◄──(5) every token, the first one included──
+
+Generation first: (1) and (3) are sent at once and the workers find each other; a failure of one leg cancels the other. Whatever
+fails before the first byte is relayed may be tried again within the request's budget, with new ids; later it is an error record.
+"""
+
+import asyncio
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+import structlog
+from msgspec import UNSET, Struct, structs
+
+from gateway.context_reply import ContextReply
+from gateway.fleet import Fleet, Pair
+from gateway.frames import Frames, spliced
+from gateway.ids import DisaggregatedIds
+from gateway.legs import Leg, LegFailed, LegStream, Order, Retry
+from gateway.links.base import BadReply, Deadlines
+from gateway.member import LegName, Outcome, Worker
+from gateway.replay import WholeStream, replay
+from gateway.state_release import StateRelease
+from schemas import disagg
+from schemas.codec import (
+    DEADLINE_HEADER,
+    DISAGG_AUTH_HEADER,
+    MSGPACK_TYPE,
+    REQUEST_ID_HEADER,
+    AnyChatView,
+    AnyCompletionView,
+    encode_json,
+)
+from schemas.openai.models import Model
+
+_log = structlog.get_logger(__name__)
+
+
+class Call(Struct, kw_only=True):
+    """One client request, read and checked. `deadline` is on the event loop's clock, in seconds."""
+
+    operation: str
+    view: AnyChatView | AnyCompletionView
+    request_id: str
+    stream: bool
+    deadline: float
+
+
+class Answer(Struct, kw_only=True):
+    """A whole answer: JSON."""
+
+    body: bytes
+
+
+class Serving(Struct, frozen=True, kw_only=True):
+    """How requests are served.
+
+    `retries` is how many more attempts a request has after its first. A prompt of at most `max_local_prefill_length` tokens
+    (estimated at 4 bytes each) skips the context leg; 0 never does. `auth_key` signs hand-offs; None leaves them unsigned.
+    """
+
+    schedule_style: int = disagg.CONTEXT_FIRST
+    max_local_prefill_length: int = 0
+    retries: int = 1
+    auth_key: str | None = None
+    deadlines: Deadlines = Deadlines()
+
+
+class Orchestrator:
+    """Serves requests on a fleet. One per process; all state of a request lives in its own `_Attempt`."""
+
+    def __init__(self, fleet: Fleet, serving: Serving, clock: Callable[[], float] = monotonic) -> None:
+        self.fleet = fleet
+        self.serving = serving
+        self.clock = clock
+        self.ids = DisaggregatedIds()
+        self.releases = StateRelease()
+        self.retries = 0
+
+    def models(self) -> list[Model]:
+        """What can be asked for."""
+        return self.fleet.models()
+
+    def can_serve(self) -> bool:
+        """Whether a request would find its workers now."""
+        return self.fleet.can_serve()
+
+    async def start(self) -> None:
+        """Get to know the workers."""
+        await self.fleet.start()
+
+    async def close(self) -> None:
+        """Let go of the workers. Requests must have ended before."""
+        await self.releases.close()
+        await self.fleet.close()
+
+    async def answer(self, call: Call) -> Answer | LegStream | WholeStream:
+        """Serve one request. Raises ServingError; cancelling it aborts every open leg at once."""
+        frames = Frames(call.view)
+        failed: list[Worker] = []
+        while True:
+            attempt = _Attempt(self, call, frames, failed)
+            try:
+                return await attempt.run()
+            except LegFailed as failure:
+                if len(failed) >= self.serving.retries or not self._sensible(failure, call, failed):
+                    raise failure.error from failure
+                failed.append(failure.worker)
+                self.retries += 1
+                _log.info("request.retry", request_id=call.request_id, worker=failure.worker.index, reason=str(failure))
+
+    def _sensible(self, failure: LegFailed, call: Call, failed: list[Worker]) -> bool:
+        """Whether another attempt can help: there is time, and back-pressure is only answered by asking somebody else."""
+        if failure.retry is Retry.NEVER or self.clock() >= call.deadline:
+            return False
+        if failure.outcome is not Outcome.NEUTRAL or failure.retry is Retry.AFRESH:
+            return True
+        peers = [worker for worker in self.fleet.workers if worker.role is failure.worker.role and worker.usable()]
+        return any(worker is not failure.worker and worker not in failed for worker in peers)
+
+
+class _Attempt:
+    """One try at serving a request: the workers it chose, the ids it minted."""
+
+    def __init__(self, owner: Orchestrator, call: Call, frames: Frames, avoid: list[Worker]) -> None:
+        self._fleet = owner.fleet
+        self._serving = owner.serving
+        self._clock = owner.clock
+        self._ids = owner.ids
+        self._releases = owner.releases
+        self._call = call
+        self._frames = frames
+        self._avoid = avoid
+        self._model = call.view.model
+
+    async def run(self) -> Answer | LegStream | WholeStream:
+        """Choose the way and go it."""
+        pair = self._fleet.pair(self._model, self._avoid)
+        if pair is None:
+            alone = self._fleet.aggregated(self._model, self._avoid)
+            if alone is None:
+                raise self._fleet.nobody(self._model)
+            return await self._alone(alone, LegName.AGGREGATED)
+        if self._prefills_locally():
+            return await self._alone(pair.generation, LegName.GENERATION)
+        if self._serving.schedule_style == disagg.GENERATION_FIRST:
+            return await self._generation_first(pair)
+        return await self._context_first(pair)
+
+    def _prefills_locally(self) -> bool:
+        """Whether the generation worker does the whole request.
+
+        Several sequences, or an echoed prompt, have no hand-off; a short prompt is not worth one.
+        """
+        view: Any = self._call.view
+        several = self._frames.prompts > 1 or (view.n or 1) > 1 or (getattr(view, "best_of", None) or 1) > 1
+        return several or view.echo is True or self._frames.prompt_bytes <= 4 * self._serving.max_local_prefill_length
+
+    # --- one worker ---
+
+    async def _alone(self, worker: Worker, name: LegName) -> Answer | LegStream:
+        frame = self._frames.frame(worker.dialect)
+        return await self._answering_leg(worker, name, frame, self._order())
+
+    # --- context first ---
+
+    async def _context_first(self, pair: Pair) -> Answer | LegStream | WholeStream:
+        context = await self._context_leg(pair.context, self._ids.next())
+        if context.finished:
+            return self._finished_by_context(context)
+        try:
+            return await self._generation_leg(pair, context)
+        except BaseException:
+            self._releases.release(pair.context, self._call.request_id)
+            raise
+
+    async def _context_leg(self, worker: Worker, disagg_request_id: int) -> ContextReply:
+        params = {
+            "request_type": disagg.CONTEXT_ONLY,
+            "disagg_request_id": disagg_request_id,
+            "schedule_style": self._serving.schedule_style,
+            "return_prompt_token_ids_b64": self._frames.chat,
+        }
+        if self._serving.schedule_style == disagg.GENERATION_FIRST:
+            params["ctx_request_id"] = disagg_request_id
+        frame = self._frames.frame(worker.dialect, disaggregated_params=params, stream=False, stream_options=None)
+        with Leg(worker, LegName.CONTEXT) as leg:
+            reply = await leg.whole(self._order({"accept": MSGPACK_TYPE}), frame)
+            try:
+                return ContextReply(reply)
+            except BadReply as error:
+                raise leg.lost(error) from error
+
+    async def _generation_leg(self, pair: Pair, context: ContextReply) -> Answer | LegStream:
+        """The client's own request again, with what the context leg found out (trtllm-wire.md 1.4, step 8)."""
+        params = context.params | {
+            "request_type": spliced(disagg.GENERATION_ONLY),
+            "schedule_style": spliced(disagg.CONTEXT_FIRST),
+            "ctx_usage": context.usage,
+        }
+        changes: dict[str, Any] = {"disaggregated_params": params}
+        if self._frames.chat:
+            name = "prompt_token_ids" if context.token_ids_b64 is UNSET else "prompt_token_ids_b64"
+            changes[name] = context.token_ids if context.token_ids_b64 is UNSET else context.token_ids_b64
+        elif context.token_ids is not UNSET:
+            changes["prompt"] = context.token_ids
+        frame = self._frames.frame(pair.generation.dialect, **changes)
+        signature = self._signature(context.param("ctx_info_endpoint"), context.param("encoded_opaque_state"))
+        return await self._answering_leg(pair.generation, LegName.GENERATION, frame, self._order(signature))
+
+    def _finished_by_context(self, context: ContextReply) -> Answer | LegStream | WholeStream:
+        """The first token ended the answer: it is delivered whole, as a stream if one was asked for."""
+        if not self._call.stream:
+            return Answer(body=encode_json(context.whole()))
+        return replay(context.typed(chat=self._frames.chat), self._call.view)
+
+    # --- generation first ---
+
+    async def _generation_first(self, pair: Pair) -> Answer | LegStream | WholeStream:
+        """Both legs at once: the generation worker waits for the state the context worker makes."""
+        disagg_request_id = self._ids.next()
+        legs = asyncio.TaskGroup()
+        generation: asyncio.Task[Answer | LegStream] | None = None
+        try:
+            async with legs:
+                generation = legs.create_task(
+                    self._early_generation_leg(pair, disagg_request_id), name="generation-leg"
+                )
+                context = await self._context_leg(pair.context, disagg_request_id)
+                if context.finished:
+                    generation.cancel()
+        except BaseException as error:
+            _abandon(generation)
+            self._releases.release(pair.context, self._call.request_id)
+            raise _first(error) from error
+        if context.finished:
+            _abandon(generation)
+            return self._finished_by_context(context)
+        return generation.result()
+
+    async def _early_generation_leg(self, pair: Pair, disagg_request_id: int) -> Answer | LegStream:
+        """The client's own request, with where the context worker will be found (trtllm-wire.md 1.7)."""
+        endpoint = pair.context.handoff_endpoint.get("ctx_info_endpoint")
+        params = pair.context.handoff_endpoint | {
+            "request_type": disagg.GENERATION_ONLY,
+            "ctx_request_id": disagg_request_id,
+            "disagg_request_id": disagg_request_id,
+            "schedule_style": disagg.GENERATION_FIRST,
+            "ctx_info_endpoint": endpoint[0] if isinstance(endpoint, list) and endpoint else endpoint,
+        }
+        frame = self._frames.frame(pair.generation.dialect, disaggregated_params=params)
+        signature = self._signature(params["ctx_info_endpoint"], None)
+        return await self._answering_leg(pair.generation, LegName.GENERATION, frame, self._order(signature))
+
+    # --- what every leg has ---
+
+    async def _answering_leg(self, worker: Worker, name: LegName, frame: bytes, order: Order) -> Answer | LegStream:
+        """The leg whose reply is the client's answer."""
+        with Leg(worker, name) as leg:
+            if self._call.stream:
+                return await leg.stream(order, frame)
+            return Answer(body=await leg.answer(order, frame))
+
+    def _order(self, headers: dict[str, str] | None = None) -> Order:
+        """What a leg carries beside its frame: whose it is, and how much time is left."""
+        left = max(self._call.deadline - self._clock(), 0.001)
+        carried = {REQUEST_ID_HEADER: self._call.request_id, DEADLINE_HEADER: str(int(left * 1000) or 1)}
+        deadlines = structs.replace(self._serving.deadlines, total=left)
+        return Order(operation=self._call.operation, headers=carried | (headers or {}), deadlines=deadlines)
+
+    def _signature(self, endpoint: Any, state: Any) -> dict[str, str]:
+        """Proof for the generation worker that the hand-off comes from the gateway, when there is a key to prove it with."""
+        if self._serving.auth_key is None or (endpoint is None and state is None):
+            return {}
+        return {DISAGG_AUTH_HEADER: disagg.handoff_signature(self._serving.auth_key, endpoint, state)}
+
+
+def _first(error: BaseException) -> BaseException:
+    """The failure that made the other leg end, out of its group."""
+    return error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
+
+
+def _abandon(generation: "asyncio.Task[Answer | LegStream] | None") -> None:
+    """Close the stream of a generation leg whose answer nobody will read."""
+    if generation is not None and generation.done() and not generation.cancelled() and generation.exception() is None:
+        answer = generation.result()
+        if isinstance(answer, LegStream):
+            answer.close()

@@ -1,0 +1,31 @@
+"""A whole reply delivered as a stream: for an answer the context leg finished although a stream was asked for."""
+
+from msgspec import structs
+
+from schemas.codec import AnyChatView, AnyCompletionView
+from schemas.openai.chat import ChatCompletion
+from schemas.openai.completions import Completion
+from schemas.openai.replay import events_of
+from schemas.openai.stream import ChatChunks, CompletionChunks, StreamHead, stream_head
+
+
+class WholeStream:
+    """A stream whose bytes are all here."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    async def read(self) -> bytes:
+        """Everything, then `b""`."""
+        data, self._data = self._data, b""
+        return data
+
+    def close(self) -> None:
+        """Nothing is left to end."""
+
+
+def replay(reply: ChatCompletion | Completion, view: AnyChatView | AnyCompletionView) -> WholeStream:
+    """The reply as the records a stream of it would have had."""
+    head: StreamHead = structs.replace(stream_head("", view, reply.model), id=reply.id)
+    chunks = ChatChunks(head) if isinstance(reply, ChatCompletion) else CompletionChunks(head)
+    return WholeStream(b"".join(chunks.records(event) for event in events_of(reply)))

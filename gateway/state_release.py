@@ -1,0 +1,43 @@
+"""Telling a context worker that the state it keeps for a request will not be fetched."""
+
+import asyncio
+
+import structlog
+
+from gateway.links.base import Deadlines, LinkError
+from gateway.member import Worker
+from schemas.codec import encode_frame
+from schemas.dialect import STOCK
+
+ABORT_PATH = "/_packrelay/abort"
+_DEADLINES = Deadlines(connect=1, first_byte=1, idle=1, total=2)
+_log = structlog.get_logger(__name__)
+
+
+class StateRelease:
+    """Sends aborts in the background: the request they belong to has ended, often because its client is gone.
+
+    A stock worker has no such call; its state expires there.
+    """
+
+    def __init__(self) -> None:
+        self._sending: set[asyncio.Task[None]] = set()
+
+    def release(self, worker: Worker, request_id: str) -> None:
+        """Let the worker forget the request. Returns at once; a failure is logged, the state then expires by itself."""
+        if worker.dialect is STOCK:
+            return
+        task = asyncio.create_task(_abort(worker, request_id), name=f"release-{request_id}")
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    async def close(self) -> None:
+        """Wait for the aborts under way; each is bounded by its deadline."""
+        await asyncio.gather(*self._sending, return_exceptions=True)
+
+
+async def _abort(worker: Worker, request_id: str) -> None:
+    try:
+        await worker.link.call(ABORT_PATH, encode_frame({"request_id": request_id}), {}, _DEADLINES)
+    except LinkError as error:
+        _log.warning("state.not_released", worker=worker.index, request_id=request_id, reason=str(error))
