@@ -1,0 +1,1 @@
+"""The public endpoints, one module each."""
