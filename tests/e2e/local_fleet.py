@@ -1,0 +1,82 @@
+"""A fleet of real processes, started as a user starts it, on free ports."""
+
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+READY = re.compile(r"packrelay is ready on (http://\S+)")
+WORKER = re.compile(r"starting the (.*worker.*) on (http://\S+)")
+START_SECONDS = 120.0
+STOP_SECONDS = 40.0
+
+
+class LocalFleet:
+    """A running `packrelay-up`: where its gateway and its workers are."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", url: str, workers: dict[str, str]) -> None:
+        self.process = process
+        self.url = url
+        self.workers = workers
+
+    def metric(self, base: str, name: str) -> float:
+        """The sum of a metric's samples at one process."""
+        with urllib.request.urlopen(f"{base}/metrics", timeout=10) as reply:  # noqa: S310 - our own loopback URL
+            lines = reply.read().decode().splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if re.match(rf"{name}(\{{| )", line))
+
+    def stop(self) -> int:
+        """Ctrl-C, and the exit status."""
+        self.process.send_signal(signal.SIGINT)
+        return self.process.wait(STOP_SECONDS)
+
+
+@contextmanager
+def local_fleet(*flags: str) -> Iterator[LocalFleet]:
+    """A fleet with these flags of packrelay-up, until the block is left."""
+    command = [str(Path(sys.executable).with_name("packrelay-up")), "--port", "0", "--worker-port", "0", *flags]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        fleet = _when_ready(process)
+        yield fleet
+        if process.poll() is None:
+            assert fleet.stop() == 0
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def _when_ready(process: "subprocess.Popen[bytes]") -> LocalFleet:
+    """Read what it says until it says that it is ready."""
+    assert process.stdout is not None
+    os.set_blocking(process.stdout.fileno(), False)
+    said, deadline = "", time.monotonic() + START_SECONDS
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while not (ready := READY.search(said)):
+            assert time.monotonic() < deadline, said
+            selector.select(1.0)
+            chunk = process.stdout.read()
+            assert chunk != b"", said
+            said += (chunk or b"").decode()
+    return LocalFleet(process, ready.group(1), dict(WORKER.findall(said)))
+
+
+def two_legs(engine: str, *flags: str) -> Sequence[str]:
+    """Flags for one context and one generation worker."""
+    return ["--engine", engine, *flags]
+
+
+def one_worker(engine: str, *flags: str) -> Sequence[str]:
+    """Flags for one worker that does both legs."""
+    return ["--engine", engine, "--workers", "1", *flags]
