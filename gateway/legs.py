@@ -20,6 +20,7 @@ HANDOFF_FAILED = "handoff_failed"
 """The code of a worker's error when a prefill state was lost, expired or of another model: a fresh context leg may help."""
 
 _MAX_RETRY_AFTER_SECONDS = 120.0
+_ERROR_RECORD = b'data: {"error":'
 
 
 class Retry(Enum):
@@ -121,7 +122,9 @@ class Leg:
                 raise self._refused(stream.status, stream.headers.get("retry-after"), await stream.body())
             if not stream.headers.get("content-type", "").startswith(SSE_TYPE):
                 raise BadReply("The reply to a streamed request is not a stream.")
-            first = await stream.read()
+            first = await _first_events(stream)
+            if _ends_in_error(first):
+                raise self._failed_at_once(first)
         except LinkError as error:
             stream.close()
             raise self.lost(error) from error
@@ -137,6 +140,11 @@ class Leg:
             self.worker.up = False
         told, retry = client_error(error)
         return LegFailed(self.worker, told, retry, Outcome.FAILURE)
+
+    def _failed_at_once(self, record: bytes) -> LegFailed:
+        """The worker's first word is that it failed: nothing was relayed yet, so somebody else may be asked."""
+        payload = record[record.rindex(_ERROR_RECORD) :].removeprefix(b"data: ").strip()
+        return self._refused(500, None, payload)
 
     def _refused(self, status: int, retry_after: str | None, body: bytes) -> LegFailed:
         """A reply that is not 200, by DESIGN's failure table."""
@@ -177,6 +185,8 @@ class LegStream:
             return error_record(client_error(error)[0])
         if not chunk:
             self._finish(Outcome.SUCCESS)
+        elif _ends_in_error(chunk):
+            self._finish(Outcome.FAILURE)
         return chunk
 
     def _finish(self, outcome: Outcome) -> None:
@@ -188,6 +198,21 @@ class LegStream:
         """End the leg, complete or not: an incomplete one is aborted on the worker. A second call does nothing."""
         if not self._ended:
             self._finish(Outcome.CANCELLED)
+
+
+async def _first_events(stream: ReplyStream) -> bytes:
+    """The stream's bytes up to its first event that says something; comments alone are no answer yet."""
+    held = b""
+    while chunk := await stream.read():
+        held += chunk
+        if b"data:" in chunk:
+            break
+    return held
+
+
+def _ends_in_error(chunk: bytes) -> bool:
+    """Whether the stream's last event is an error record. Links write those in one way only (`links.base.ReplyStream`)."""
+    return _ERROR_RECORD in chunk and chunk.rindex(b"data: ") == chunk.rindex(_ERROR_RECORD)
 
 
 def client_error(error: LinkError) -> tuple[ServingError, Retry]:

@@ -18,7 +18,7 @@ class LinkError(Exception):
 
 
 class ConnectFailed(LinkError):
-    """No connection: the request was not delivered, so it may be sent elsewhere without risk of running twice."""
+    """No connection, refused or not in time: the request was not delivered, so it may be sent elsewhere without running twice."""
 
 
 class WorkerLost(LinkError):
@@ -26,7 +26,7 @@ class WorkerLost(LinkError):
 
 
 class WorkerSilent(LinkError):
-    """The worker did not answer within the deadline."""
+    """The worker was connected to and did not answer within a deadline. The exchange has been aborted."""
 
 
 class BadReply(LinkError):
@@ -37,7 +37,9 @@ class Deadlines(Struct, frozen=True, kw_only=True):
     """The phases of one exchange, in seconds; each has its own bound.
 
     `first_byte` runs from the moment the request is sent until the reply's head is here (for a stream: until its first event,
-    which is when prefill is over). `idle` is the longest silence between two pieces of a reply. `total` ends everything.
+    which is when prefill is over; SSE comments do not count). `idle` is the longest silence between two pieces of a reply; it does
+    not run while bytes wait for a reader who is late. `total` ends everything. A connect that takes too long is ConnectFailed,
+    every other deadline WorkerSilent.
     """
 
     connect: float = 2.0
@@ -61,13 +63,19 @@ class ReplyStream(Protocol):
     with a blank line. Its end is checked: a stream that stops without a terminal (`data: [DONE]`, or a record with an `error`
     object) raises WorkerLost, and what follows the terminal is cut. A stock error record ends the stream: the record is
     yielded (as the OpenAI error object), the `[DONE]` after it is not.
+
+    What arrived before a failure is yielded before it is raised. Memory is bounded: a worker whose bytes are not read is not
+    read from. One task reads at a time.
     """
 
     status: int
     headers: Mapping[str, str]
 
     async def read(self) -> bytes:
-        """The next bytes, as many as are here; `b""` once the reply is complete. Raises WorkerLost, WorkerSilent, BadReply."""
+        """The next bytes, as many as are here; `b""` once the reply is complete. Raises WorkerLost, WorkerSilent, BadReply.
+
+        Cancelling a read ends nothing by itself: `close` does.
+        """
         ...
 
     async def body(self) -> bytes:
@@ -80,7 +88,11 @@ class ReplyStream(Protocol):
 
 
 class Link(Protocol):
-    """The connection to one worker: pooled, shared by all requests of this process, never re-tried in here."""
+    """The connection to one worker: pooled, shared by all requests of this process.
+
+    Nothing is retried in here, with one exception: a request on a reused connection that the worker had closed while it was idle
+    is sent again, once, on a new one. If that fails too it is WorkerLost, for the worker may have had the request.
+    """
 
     url: str
 

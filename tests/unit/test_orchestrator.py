@@ -320,6 +320,23 @@ async def test_worker_lost_mid_stream_is_an_error_record(failure: LinkError) -> 
     assert only.legs[LegName.AGGREGATED, Outcome.FAILURE] == 1
 
 
+async def test_stream_that_ends_in_the_workers_error_counts_as_its_failure() -> None:
+    """The record is relayed once, and the worker's breaker hears of it."""
+    record = b'data: {"error":{"message":"x"}}\n\n'
+    only, _ = worker(always(FakeStream(FIRST, record)))
+
+    assert await drained(await serving(fleet(only)).answer(call(stream=True))) == FIRST + record
+    assert only.legs[LegName.AGGREGATED, Outcome.FAILURE] == 1
+
+
+async def test_stream_that_begins_with_an_error_is_retried() -> None:
+    """Nothing was relayed yet, so another worker may answer."""
+    bad, _ = worker(always(FakeStream(b": ping\n\n", b'data: {"error":{"message":"x"}}\n\n')), index=0)
+    good, _ = worker(always(FakeStream(FIRST, LAST)), index=1)
+
+    assert await drained(await serving(fleet(bad, good)).answer(call(stream=True))) == FIRST + LAST
+
+
 async def test_closed_stream_ends_its_leg() -> None:
     """A client that leaves takes the load with it."""
     stream = FakeStream(FIRST, LAST)

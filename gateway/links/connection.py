@@ -1,0 +1,391 @@
+"""One connection to a worker: HTTP/1.1, one exchange at a time, parsed by llhttp (`httptools`).
+
+Who owns what: the pool owns an idle connection; a call or a reply stream owns a busy one until it calls `release`, `drain` or
+`abort`, exactly one of which ends the exchange. All of them return at once.
+"""
+
+import asyncio
+from enum import Enum
+from typing import Final, Protocol, cast
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+
+from gateway.links.base import BadReply, Deadlines, LinkError, WorkerLost, WorkerSilent
+from schemas.codec import SSE_TYPE
+
+HIGH_WATER_BYTES: Final = 256 << 10
+"""Unread bytes of a stream above which the worker's socket is not read."""
+MAX_OVERHEAD_BYTES: Final = 256 << 10
+"""Bytes without a finished head or a byte of body: heads, trailers, chunk extensions. Stock perf headers alone may be 80 KiB."""
+DRAIN_SECONDS: Final = 1.0
+DRAIN_BYTES: Final = 1 << 20
+"""What may follow a stream's terminal (stock metrics) before keeping the connection is not worth it."""
+KEEP_ALIVE_RACE_SECONDS: Final = 1.0
+"""A reused connection that dies within this time was closed by the worker while idle; later it is a lost worker."""
+
+
+class StaleConnection(WorkerLost):
+    """A reused connection died before a byte of the reply: the worker had closed it while it was idle."""
+
+
+class Goal(Enum):
+    """What the owner of a busy connection is waiting for. Failure and the end of the reply always wake it."""
+
+    HEAD = "head"
+    DATA = "data"
+    END = "end"
+
+
+class Owner(Protocol):
+    """Where connections live between exchanges."""
+
+    def park(self, connection: "Connection") -> None:
+        """Take a connection whose exchange is over and that can carry another."""
+        ...
+
+    def forget(self, connection: "Connection") -> None:
+        """The connection is closed."""
+        ...
+
+
+class Connection(asyncio.Protocol):
+    """A protocol whose transport may be uvloop's or asyncio's."""
+
+    def __init__(self, owner: Owner, name: str, max_reply_bytes: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._owner = owner
+        self._name = name
+        self._max_reply_bytes = max_reply_bytes
+        self._transport: asyncio.Transport | None = None
+        self._abandoned = False
+        self._parser = HttpResponseParser(self)
+        self._exchanges = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self.parked_at = 0.0
+        self._busy = False
+        self._reset(Goal.END, Deadlines(), 0.0)
+
+    def _reset(self, goal: Goal, deadlines: Deadlines, give_up: float) -> None:
+        """Forget the exchange before."""
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self._streamed = goal is Goal.HEAD
+        self._deadlines = deadlines
+        self._give_up = give_up
+        self._sent_at = 0.0
+        self._due = 0.0
+        self._answered = False
+        self._head_done = False
+        self._interim = False
+        self._reusable = False
+        self._delimited = False
+        self._complete = False
+        self._draining = False
+        self._awaiting_event = False
+        self._paused = False
+        self._failure: LinkError | None = None
+        self._pieces: list[bytes] = []
+        self._unread = 0
+        self._drained = 0
+        self._overhead = 0
+
+    # --- the owner's side ---
+
+    async def ask(self, head: bytes, frame: bytes, deadlines: Deadlines, give_up: float, goal: Goal) -> None:
+        """Send one request and wait until its head (for a stream) or its whole reply is here. `give_up` is on the loop's clock.
+
+        On any failure, cancellation included, the connection is ended: that is what aborts the request on the worker.
+        """
+        self._send(head, frame, deadlines, give_up, goal)
+        try:
+            while not (self._complete or (self._head_done and goal is Goal.HEAD)):
+                if self._failure is not None:
+                    raise self._failure
+                await self._wait(goal)
+        except BaseException:
+            self.abort()
+            raise
+
+    async def read(self) -> bytes:
+        """The next bytes of the body, as many as are here; `b""` at its end. What arrived before a failure comes first."""
+        while not self._pieces:
+            if self._failure is not None:
+                raise self._failure
+            if self._complete:
+                return b""
+            await self._wait(Goal.DATA)
+        return self.take()
+
+    def take(self) -> bytes:
+        """The body bytes that are here."""
+        pieces = self._pieces
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        self._pieces = []
+        self._unread = 0
+        if self._paused:
+            self._resume()
+        return data
+
+    def event_seen(self) -> None:
+        """The first event of a stream is here: from now on the idle deadline counts."""
+        self._awaiting_event = False
+        self._expect(self._deadlines.idle)
+
+    @property
+    def is_event_stream(self) -> bool:
+        """Whether the reply is a successful SSE stream."""
+        return self.status == 200 and self.headers.get("content-type", "").lower().startswith(SSE_TYPE)
+
+    def release(self) -> None:
+        """Give the connection back if the reply was read to its end and another can follow; end it otherwise."""
+        transport = self._transport
+        if (
+            self._complete
+            and self._reusable
+            and transport is not None
+            and not transport.is_closing()
+            # A reply that overtook its request (413): the rest of the frame would be read as the next request.
+            and transport.get_write_buffer_size() == 0
+        ):
+            if self._paused:
+                self._resume()
+            self._pieces = []
+            self._busy = False
+            self._owner.park(self)
+        else:
+            self.abort()
+
+    def drain(self) -> None:
+        """The owner has all it needs: throw away what may still follow, then give the connection back."""
+        if self._complete or self._failure is not None:
+            self.release()
+            return
+        self._draining = True
+        self._awaiting_event = False
+        self._expect(DRAIN_SECONDS)
+
+    def abort(self) -> None:
+        """End the connection now, without waiting for what is not written yet. A dial that is not finished is ended when it is."""
+        self._abandoned = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def end(self) -> None:
+        """As `abort`, because the link is being closed: whoever waits for a reply is told so."""
+        self._fail(WorkerLost(f"The link to {self._name} was closed."))
+
+    def is_usable(self) -> bool:
+        """Whether a request may be written. uvloop raises on a write to a connection that the peer has just closed."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    def _send(self, head: bytes, frame: bytes, deadlines: Deadlines, give_up: float, goal: Goal) -> None:
+        self._reset(goal, deadlines, give_up)
+        self._busy = True
+        self._exchanges += 1
+        self._sent_at = self._loop.time()
+        if self._transport is not None:
+            self._transport.writelines((head, frame) if frame else (head,))
+        self._expect(deadlines.first_byte)
+
+    async def _wait(self, goal: Goal) -> None:
+        self._goal = goal
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            return
+        goal = self._goal
+        if (
+            self._complete
+            or self._failure is not None
+            or (goal is Goal.DATA and self._pieces)
+            or (goal is Goal.HEAD and self._head_done)
+        ):
+            waiter.set_result(None)
+
+    # --- deadlines: one lazy timer, which is moved only to an earlier time and looks at `_due` when it fires ---
+
+    def _expect(self, seconds: float) -> None:
+        """The worker has this long to say something."""
+        self._due = due = min(self._loop.time() + seconds, self._give_up)
+        if self._timer is not None:
+            if self._timer_at <= due:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(due, self._tick)
+        self._timer_at = due
+
+    def _tick(self) -> None:
+        self._timer = None
+        if not self._busy or self._complete:
+            return
+        now = self._loop.time()
+        if self._streamed and self._unread and now < self._give_up:
+            # It is the reader that is late, not the worker.
+            self._expect(self._deadlines.idle)
+        elif now < self._due:
+            self._timer = self._loop.call_at(self._due, self._tick)
+            self._timer_at = self._due
+        else:
+            self._fail(WorkerSilent(f"{self._name} {self._silence(now)}."))
+
+    def _silence(self, now: float) -> str:
+        if now >= self._give_up:
+            return f"did not finish its reply within {self._deadlines.total} s"
+        if not self._head_done or self._awaiting_event:
+            return f"did not begin to answer within {self._deadlines.first_byte} s"
+        return f"fell silent for {self._deadlines.idle} s within its reply"
+
+    def _fail(self, failure: LinkError) -> None:
+        """The exchange is over without its reply."""
+        if self._failure is None and not self._complete:
+            self._failure = failure
+        self.abort()
+        self._wake()
+
+    def _pause(self) -> None:
+        if not self._paused and self._transport is not None and not self._transport.is_closing():
+            self._paused = True
+            self._transport.pause_reading()
+
+    def _resume(self) -> None:
+        self._paused = False
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+            self._expect(self._deadlines.idle)
+
+    # --- the transport's side ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The dial succeeded, perhaps for a caller who has gone."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's and TLS transports do not derive from it
+        if self._abandoned:
+            self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of the reply; on an idle connection nobody asked for any, and it is closed."""
+        if not self._busy:
+            self.abort()
+            return
+        self._answered = True
+        self._overhead += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (HttpParserError, HttpParserUpgrade) as error:
+            self._reusable = False
+            if not self._complete:
+                failure = BadReply(f"{self._name} sent what is not an HTTP/1.1 reply: {error}.")
+                failure.__cause__ = error
+                self._fail(failure)
+                return
+        self._after_data()
+
+    def _after_data(self) -> None:
+        if not self._complete:
+            if self._overhead > MAX_OVERHEAD_BYTES:
+                self._fail(BadReply(f"{self._name} sent more than {MAX_OVERHEAD_BYTES} bytes of headers."))
+            elif self._head_done and not self._awaiting_event and not self._draining:
+                self._expect(self._deadlines.idle)
+            if self._streamed and self._unread > HIGH_WATER_BYTES:
+                self._pause()
+        elif self._draining:
+            self.release()
+        self._wake()
+
+    def eof_received(self) -> None:
+        """The worker has said all it will. Only a reply that is delimited by the end of the connection is complete by it."""
+        if self._head_done and not self._delimited and self._failure is None:
+            self._complete = True
+        self.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The connection is gone, by either side."""
+        self._abandoned = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._owner.forget(self)
+        if self._busy and not self._complete and self._failure is None:
+            self._failure = self._loss()
+            self._failure.__cause__ = error
+        self._wake()
+
+    def _loss(self) -> WorkerLost:
+        raced = self._loop.time() - self._sent_at < KEEP_ALIVE_RACE_SECONDS
+        if self._exchanges > 1 and not self._answered and raced:
+            return StaleConnection(f"{self._name} had closed the idle connection.")
+        return WorkerLost(f"{self._name} closed the connection before its reply was complete.")
+
+    # --- the parser's side ---
+
+    def on_message_begin(self) -> None:
+        """A second reply to one request is not to be taken for the next one's."""
+        if self._complete:
+            self._reusable = False
+            raise HttpParserError("more than one reply")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header of the head; those of a trailer are dropped. Repeated ones are joined as HTTP says."""
+        if self._head_done:
+            return
+        key = name.decode("latin-1").lower()
+        text = value.decode("latin-1")
+        known = self.headers.get(key)
+        self.headers[key] = text if known is None else f"{known}, {text}"
+
+    def on_headers_complete(self) -> None:
+        """The head is here. 1xx heads are not the reply."""
+        status = self._parser.get_status_code()
+        self._interim = 100 <= status < 200
+        if self._interim:
+            self.headers = {}
+            return
+        self.status = status
+        self._overhead = 0
+        # The parser knows this only now: asked later, it always answers no.
+        self._reusable = self._parser.should_keep_alive()
+        self._judge_head()
+        self._head_done = self._failure is None
+
+    def _judge_head(self) -> None:
+        headers = self.headers
+        length = headers.get("content-length")
+        self._delimited = length is not None or headers.get("transfer-encoding", "").lower().endswith("chunked")
+        self._awaiting_event = self._streamed and self.is_event_stream
+        if not 200 <= self.status < 600:
+            self._failure = BadReply(f"{self._name} answered with the status {self.status}.")
+        elif headers.get("content-encoding", "identity").lower() != "identity":
+            self._failure = BadReply(f"{self._name} answered in an encoding that was not asked for.")
+        elif length is not None and int(length) > self._max_reply_bytes and not self._awaiting_event:
+            self._failure = self._oversize()
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body."""
+        self._overhead = 0
+        if self._draining:
+            self._drained += len(body)
+            if self._drained > DRAIN_BYTES:
+                self.abort()
+            return
+        self._unread += len(body)
+        if self._streamed or self._unread <= self._max_reply_bytes:
+            self._pieces.append(body)
+        elif self._failure is None:
+            self._failure = self._oversize()
+
+    def _oversize(self) -> BadReply:
+        return BadReply(f"{self._name} sent a reply of more than {self._max_reply_bytes} bytes.")
+
+    def on_message_complete(self) -> None:
+        """The end of a reply, or of a 1xx head."""
+        if self._interim:
+            self._interim = False
+        elif self._failure is None:
+            self._complete = True

@@ -1,0 +1,99 @@
+"""Whole SSE events out of bytes that arrive in any pieces, found by byte search.
+
+An event ends with a blank line: LF LF, CR LF CR LF, CR CR, or LF CR LF. Only an event that may be the stream's terminal is looked
+into; everything else passes as it came (source: WHATWG HTML, "Server-sent events"; trtllm-wire.md 1.9, 1.10).
+"""
+
+import re
+from typing import Final
+
+from gateway.links.base import BadReply
+from gateway.links.errors import error_record
+from schemas.codec import encode_json
+
+MAX_EVENT_BYTES: Final = 8 << 20
+"""The largest single event that is held while its end is awaited, in bytes."""
+
+_BLANK_LINES: Final = (b"\n\n", b"\n\r\n", b"\r\r")  # the second also ends CR LF CR LF
+_BLANK_LINE: Final = re.compile(rb"\r\n\r\n|\n\r\n|\n\n|\r\r")
+_LINE_ENDS: Final = b"\r\n"
+
+
+class SseReader:
+    """Cuts one SSE stream at event boundaries and at its terminal. The outcome does not depend on how the bytes were cut.
+
+    The terminal is the event `data: [DONE]`, or a record whose top-level `error` says something; the latter is rewritten as the
+    OpenAI error object. What follows a terminal is dropped: stock workers send a metrics event and a second `[DONE]` there.
+    """
+
+    __slots__ = ("_held", "_max_event_bytes", "ended")
+
+    def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
+        self.ended = False
+        """Whether the terminal was seen."""
+        self._held = bytearray()
+        self._max_event_bytes = max_event_bytes
+
+    def feed(self, data: bytes) -> bytes:
+        """All bytes up to the end of the last complete event, or `b""`. The rest is held for the next call.
+
+        Raises BadReply when an event grows beyond the limit without an end.
+        """
+        if self.ended:
+            return b""
+        if self._held or not data.endswith(b"\n\n"):
+            data = self._complete_part(data)
+        # Two searches at memory speed keep every ordinary chunk from being looked into.
+        if b"[DONE]" in data or b'"error"' in data:
+            return self._up_to_terminal(data)
+        return data
+
+    def _complete_part(self, data: bytes) -> bytes:
+        """Add to what is held, and take out of it what is complete. Each byte is searched once, however long the event."""
+        held = self._held
+        searched = max(len(held) - 2, 0)
+        held += data
+        end = _end_of_events(held, searched)
+        complete = bytes(held[:end])
+        del held[:end]
+        if len(held) > self._max_event_bytes:
+            raise BadReply(f"The worker sent an event of more than {self._max_event_bytes} bytes.")
+        return complete
+
+    def _up_to_terminal(self, events: bytes) -> bytes:
+        """The events up to and including the first terminal; all of them if there is none."""
+        start = 0
+        for blank_line in _BLANK_LINE.finditer(events):
+            payload = _payload(events[start : blank_line.end()])
+            if payload == b"[DONE]":
+                self.ended = True
+                return events[: blank_line.end()]
+            error = error_record(payload)
+            if error is not None:
+                self.ended = True
+                before = events[: _skip_line_ends(events, start)]
+                return b"%bdata: %b\n\n" % (before, encode_json(error))
+            start = blank_line.end()
+        return events
+
+
+def _end_of_events(held: bytearray, searched: int) -> int:
+    """The offset after the last blank line. Line ends right after it, or at the very start, are empty lines and belong to it."""
+    end = 0
+    for blank in _BLANK_LINES:
+        found = held.rfind(blank, searched)
+        if found >= 0:
+            end = max(end, found + len(blank))
+    return _skip_line_ends(held, end)
+
+
+def _skip_line_ends(data: bytes | bytearray, start: int) -> int:
+    while start < len(data) and data[start] in _LINE_ENDS:
+        start += 1
+    return start
+
+
+def _payload(event: bytes) -> bytes:
+    """The data of one event: its `data` lines joined, as an SSE client reads them, without outer white space."""
+    lines = [line[5:] for line in event.splitlines() if line.startswith(b"data:")]
+    return b"\n".join(lines).strip()

@@ -1,0 +1,1 @@
+"""Links: how the gateway speaks to one worker."""
