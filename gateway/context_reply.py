@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from gateway.links.base import BadReply, Reply
-from schemas.codec import MALFORMED, MSGPACK_TYPE, json_decoder
+from schemas.codec import MALFORMED, MSGPACK_TYPE, json_decoder, msgpack_decoder
 from schemas.disagg import PENDING_FINISH_REASONS
 from schemas.openai.chat import ChatCompletion
 from schemas.openai.completions import Completion
@@ -40,13 +40,13 @@ class _JsonBody(Struct):
     prompt_token_ids_b64: str | None | UnsetType = UNSET
 
 
-_msgpack = msgspec.msgpack.Decoder(_Body)
+_msgpack = msgpack_decoder(_Body)
 _json = json_decoder(_JsonBody)
 _any_msgpack = msgspec.msgpack.Decoder(dict[str, Any])
 _any_json = json_decoder(dict[str, Any])
 _reading: dict[tuple[bool, bool], Any] = {
-    (True, True): msgspec.msgpack.Decoder(ChatCompletion),
-    (True, False): msgspec.msgpack.Decoder(Completion),
+    (True, True): msgpack_decoder(ChatCompletion),
+    (True, False): msgpack_decoder(Completion),
     (False, True): json_decoder(ChatCompletion),
     (False, False): json_decoder(Completion),
 }

@@ -7,7 +7,7 @@ Source: OpenAI API reference, "Error codes"; `{"error": {"message", "type", "par
 
 from enum import StrEnum
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct
 
 
 class ErrorKind(StrEnum):
@@ -29,6 +29,11 @@ class ErrorKind(StrEnum):
     UNAVAILABLE = "unavailable"
     DEADLINE = "deadline"
     CANCELLED = "cancelled"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "ErrorKind | None":
+        """A kind that only a newer peer knows: the request failed, and that is all that can be said."""
+        return cls.INTERNAL if isinstance(value, str) else None
 
 
 HTTP_STATUS: dict[ErrorKind, int] = {
@@ -130,17 +135,3 @@ class ServingError(Exception):
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ServingError:
     """A 400: the request itself is wrong, nothing was started, a retry would fail again."""
     return ServingError(ErrorKind.INVALID, message, param=param, code=code)
-
-
-class StockError(Struct, kw_only=True):
-    """Every shape in which a stock worker reports an error (trtllm-wire.md 1.12), read leniently.
-
-    `error` is a sentence or an object; `detail` is FastAPI's; `message`, `type`, `param` and `code` may stand at the top.
-    """
-
-    error: str | dict[str, object] | None | UnsetType = UNSET
-    detail: object = UNSET
-    message: str | None | UnsetType = UNSET
-    type: str | None | UnsetType = UNSET
-    param: str | None | UnsetType = UNSET
-    code: int | str | None | UnsetType = UNSET

@@ -1,0 +1,23 @@
+"""GET /metrics: the page a Prometheus server reads."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway.metrics import CONTENT_TYPE, Scrape
+
+
+class MetricsPage:
+    """The counters as they are when asked."""
+
+    def __init__(self, scrape: Scrape) -> None:
+        self._scrape = scrape
+
+    async def shown(self, _request: Request) -> Response:
+        """All samples."""
+        return Response(self._scrape.page(), headers={"content-type": CONTENT_TYPE})
+
+
+def routes(scrape: Scrape) -> list[Route]:
+    """The endpoint's route."""
+    return [Route("/metrics", MetricsPage(scrape).shown, methods=["GET"], name="metrics")]

@@ -1,0 +1,204 @@
+"""The gateway as one ASGI callable: a door in front, the endpoints that generate right behind it, FastAPI for the rest.
+
+    client ──► Door ──one look-up on the path──► ChatCompletions, Completions      (plain ASGI, no middleware)
+                    └──everything else─────────► FastAPI ──► models, health, metrics, …
+
+All of them are routes of the FastAPI app, so its route table is the whole truth; the door only takes the shorter way.
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from datetime import UTC, datetime
+from secrets import token_hex
+from time import monotonic
+from typing import Final
+
+import structlog
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Receive, Scope, Send
+
+from gateway.admission import Refusal
+from gateway.api import chat, completions, document, health, metrics, models, version
+from gateway.api.cors import Cors
+from gateway.api.errors import internal, on_bug, on_http_exception, on_serving_error
+from gateway.api.generation import EXCHANGE, GenerationEndpoint
+from gateway.api.parts import Parts
+from gateway.auth import ApiKeys
+from gateway.exchange import CLIENT_CLOSED_REQUEST, ClientGone, Exchange
+from gateway.lifecycle import shutting_down
+from gateway.log import AccessLine, AccessLog
+from gateway.metrics import Scrape
+from gateway.relay import Reply
+from schemas.openai.errors import ErrorKind, ServingError
+
+CLOSE_TIMEOUT_SECONDS: Final = 5.0
+
+_PROTECTED: Final = "/v1/"
+_CLIENT_ID: Final = re.compile(rb"[A-Za-z0-9_.:/+=@,~#-]{1,128}")
+_MAX_LOGGED_PATH: Final = 256
+_REFUSALS: Final = frozenset(reason.value for reason in Refusal) | {"shutting_down"}
+
+_log = structlog.get_logger(__name__)
+
+
+def create_app(parts: Parts, scrape: Scrape) -> FastAPI:
+    """The FastAPI app with every public endpoint. Its lifespan starts the backend, and closes it at the end."""
+    routes: list[BaseRoute] = [
+        *chat.routes(parts),
+        *completions.routes(parts),
+        *models.routes(parts),
+        *health.routes(parts),
+        *version.routes(),
+        *metrics.routes(scrape),
+        *document.routes(),
+    ]
+    return FastAPI(
+        title="packrelay",
+        routes=routes,
+        openapi_url=None,  # FastAPI's own document would not know our Structs.
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,  # A redirect would be built from the Host header, which is the client's.
+        exception_handlers={
+            ServingError: on_serving_error,
+            HTTPException: on_http_exception,
+            Exception: on_bug,
+        },
+        lifespan=_lifespan_of(parts),
+    )
+
+
+def _lifespan_of(parts: Parts) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        lag = asyncio.create_task(parts.metrics.measure_lag(), name="loop-lag")
+        await parts.backend.start()
+        parts.lifecycle.start()
+        try:
+            yield
+        finally:
+            lag.cancel()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_TIMEOUT_SECONDS):
+                    await parts.backend.close()
+
+    return lifespan
+
+
+class Door:
+    """The outermost ASGI callable: every request gets its id, its key checked, exactly one answer, one log line, one count."""
+
+    def __init__(self, app: FastAPI, parts: Parts, keys: ApiKeys, access_log: AccessLog | None = None) -> None:
+        self._app = app
+        self._parts = parts
+        self._keys = keys
+        self._access_log = access_log
+        self._cors = Cors(parts.config.cors_origin)
+        self._routes = [route for route in app.routes if isinstance(route, Route)]
+        self._generation = {
+            route.path: route.endpoint for route in self._routes if isinstance(route.endpoint, GenerationEndpoint)
+        }
+        self._names = {route.path: route.name for route in self._routes}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = self._exchange(scope, send)
+        lifecycle = self._parts.lifecycle
+        lifecycle.begin(exchange)
+        try:
+            with exchange:
+                await self._serve(exchange, scope, receive)
+        except ClientGone:
+            exchange.outcome = "client_gone"
+        except ServingError as error:
+            exchange.outcome = "refused" if error.code in _REFUSALS else ""
+            await exchange.reply.error(error)
+        except Exception as error:  # noqa: BLE001  every request gets an answer; the fault is logged
+            _log.exception("request.failed", request_id=exchange.request_id, error=type(error).__name__)
+            await exchange.reply.error(internal())
+        finally:
+            lifecycle.finish(exchange)
+            self._account(exchange, scope)
+
+    def _exchange(self, scope: Scope, send: Send) -> Exchange:
+        request_id = token_hex(16)
+        headers = dict(scope["headers"])
+        client_id = headers.get(b"x-request-id")
+        known = client_id if client_id and _CLIENT_ID.fullmatch(client_id) else None
+        ours = [(b"x-request-id", known or request_id.encode("ascii")), *self._cors.headers(headers)]
+        if self._parts.lifecycle.draining:
+            ours.append((b"connection", b"close"))
+        exchange = Exchange(Reply(send, ours), headers, self._name_of(scope["path"]), scope["method"], request_id)
+        exchange.client_request_id = known.decode("ascii") if known else None
+        return exchange
+
+    async def _serve(self, exchange: Exchange, scope: Scope, receive: Receive) -> None:
+        path = scope["path"]
+        if exchange.method == "OPTIONS":
+            await self._options(exchange, scope)
+            return
+        if path.startswith(_PROTECTED):
+            self._keys.check(exchange.headers.get(b"authorization"))
+        endpoint = self._generation.get(path) if exchange.method == "POST" else None
+        if endpoint is None:
+            await self._app(scope, receive, exchange.reply.forward)
+            return
+        if self._parts.lifecycle.draining:
+            self._parts.admission.refusals[Refusal.DRAINING] += 1
+            raise shutting_down()
+        scope[EXCHANGE] = exchange
+        await endpoint(scope, receive, exchange.reply.forward)
+
+    async def _options(self, exchange: Exchange, scope: Scope) -> None:
+        """What a path takes, and what a browser must know before it asks (no key is sent with that question)."""
+        matching = [route for route in self._routes if route.matches(scope)[0] is not Match.NONE]
+        methods = {method for route in matching for method in route.methods or ()}
+        if not methods:
+            raise ServingError(ErrorKind.NOT_FOUND, "There is no such endpoint here.")
+        allow = ", ".join(sorted(methods | {"OPTIONS"})).encode("ascii")
+        await exchange.reply.whole(204, b"", [(b"allow", allow), *self._cors.preflight(exchange.headers, allow)])
+
+    def _name_of(self, path: str) -> str:
+        """The endpoint's name, from a closed set: for the metrics and the log."""
+        if path.startswith("/v1/models/"):
+            return "models"
+        return self._names.get(path, "other")
+
+    def _account(self, exchange: Exchange, scope: Scope) -> None:
+        now = monotonic()
+        reply = exchange.reply
+        status = reply.status or CLIENT_CLOSED_REQUEST
+        outcome = exchange.outcome or _outcome(status, failed=reply.failed)
+        metrics = self._parts.metrics
+        metrics.request_ended(exchange.endpoint, status, outcome)
+        if exchange.endpoint in {"chat", "completions"}:
+            metrics.durations.observe(now - exchange.started)
+        if self._access_log is not None:
+            first_byte = None if reply.first_byte is None else round(reply.first_byte - exchange.started, 6)
+            line = AccessLine(
+                timestamp=datetime.now(UTC).isoformat(),
+                request_id=exchange.request_id,
+                client_request_id=exchange.client_request_id,
+                endpoint=exchange.endpoint,
+                method=exchange.method,
+                path=scope.get("raw_path", b"")[:_MAX_LOGGED_PATH].decode("ascii", "backslashreplace"),
+                status=status,
+                outcome=outcome,
+                stream=exchange.stream,
+                seconds=round(now - exchange.started, 6),
+                first_byte=first_byte,
+            )
+            self._access_log.write(line)
+
+
+def _outcome(status: int, *, failed: bool) -> str:
+    """How a request ended, from a closed set."""
+    if 400 <= status < 500:
+        return "rejected"
+    return "failed" if failed or status >= 500 else "completed"

@@ -1,0 +1,110 @@
+"""Reading a request's body: what is refused by its headers, how much is read, and the two encodings it may have."""
+
+import asyncio
+import zlib
+from collections.abc import Mapping
+from typing import Final
+
+from starlette.types import Receive
+
+from gateway.admission import Permit
+from gateway.exchange import ClientGone
+from schemas.codec import MSGPACK_HEADER
+from schemas.openai.errors import ErrorKind, ServingError, invalid
+
+Headers = Mapping[bytes, bytes]
+
+_TAG: Final = MSGPACK_HEADER.encode("ascii")
+_JSON: Final = b"application/json"
+_DEFLATED: Final = frozenset({b"gzip", b"x-gzip", b"deflate"})
+_GZIP_OR_ZLIB: Final = 47
+"""zlib's `wbits` that reads both formats, told apart by their first bytes."""
+
+
+def refuse_by_headers(headers: Headers, max_bytes: int) -> None:
+    """Raise for a body that will not be read: tagged, not JSON, in an unknown encoding, or announced as too large."""
+    if _TAG in headers:
+        # The tag is for the inner hop: it would let anybody past the readings that this side is for.
+        raise invalid("Bodies tagged as msgpack are not accepted here: send JSON.", code="msgpack_not_accepted")
+    content_type = headers.get(b"content-type")
+    if content_type and content_type != _JSON and not _is_json(content_type):
+        raise _unsupported("The content type must be application/json.")
+    encoding = headers.get(b"content-encoding")
+    if encoding and _encoding(headers) not in _DEFLATED and _encoding(headers) != b"identity":
+        raise _unsupported("The content encoding is not supported: send gzip, deflate, or none.")
+    if headers.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
+        raise invalid("The only transfer encoding is chunked.")
+    if int(headers.get(b"content-length", b"0")) > max_bytes:
+        raise too_large(max_bytes)
+
+
+async def read_body(receive: Receive, max_bytes: int, permit: Permit) -> bytes:
+    """The whole body; `permit` stands for its bytes as they arrive. Raises a 413 before more than `max_bytes` are held."""
+    message = await receive()
+    body = _piece(message, max_bytes, 0, permit)
+    if not message.get("more_body", False):
+        return body
+    pieces, size = [body], len(body)
+    while message.get("more_body", False):
+        message = await receive()
+        pieces.append(_piece(message, max_bytes, size, permit))
+        size += len(pieces[-1])
+    return b"".join(pieces)
+
+
+async def decoded(body: bytes, headers: Headers, max_bytes: int, permit: Permit) -> bytes:
+    """The body without its content encoding. Decompressed in a thread, up to `max_bytes`: the event loop never waits for zlib."""
+    if _encoding(headers) not in _DEFLATED:
+        return body
+    plain = await asyncio.to_thread(_inflate, body, max_bytes)
+    permit.grow(len(plain))
+    return plain
+
+
+def too_large(max_bytes: int) -> ServingError:
+    """The 413."""
+    return ServingError(ErrorKind.TOO_LARGE, f"The body is larger than {max_bytes} bytes.", code="body_too_large")
+
+
+def too_slow() -> ServingError:
+    """The 408."""
+    return ServingError(ErrorKind.TIMED_OUT_READING, "The body did not arrive in time.")
+
+
+def _piece(message: Mapping[str, object], max_bytes: int, before: int, permit: Permit) -> bytes:
+    if message["type"] == "http.disconnect":
+        raise ClientGone
+    piece = message.get("body", b"")
+    if not isinstance(piece, bytes):
+        raise TypeError("A server gives the body as bytes.")
+    if before + len(piece) > max_bytes:
+        raise too_large(max_bytes)
+    permit.grow(len(piece))
+    return piece
+
+
+def _encoding(headers: Headers) -> bytes:
+    return headers.get(b"content-encoding", b"").strip().lower()
+
+
+def _is_json(content_type: bytes) -> bool:
+    """Whether a media type is JSON, whatever its case and parameters (RFC 9110, 8.3.1)."""
+    essence = content_type.partition(b";")[0].strip().lower()
+    return essence in {b"", _JSON, b"text/json"} or (essence.startswith(b"application/") and essence.endswith(b"+json"))
+
+
+def _inflate(body: bytes, max_bytes: int) -> bytes:
+    inflater = zlib.decompressobj(wbits=_GZIP_OR_ZLIB)
+    try:
+        plain = inflater.decompress(body, max_bytes + 1)
+    except zlib.error as error:
+        raise invalid("The body is not in the encoding that its content-encoding header names.") from error
+    if len(plain) > max_bytes:
+        raise too_large(max_bytes)
+    if not inflater.eof or inflater.unused_data:
+        raise invalid("The compressed body is not complete, or is followed by something else.")
+    return plain
+
+
+def _unsupported(message: str) -> ServingError:
+    return ServingError(ErrorKind.UNSUPPORTED_MEDIA, message)

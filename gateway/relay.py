@@ -1,0 +1,113 @@
+"""An answer on its way to the client, as ASGI messages.
+
+Every stream ends with exactly one terminal: what the worker's stream ended with, or an error record written here.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import suppress
+from time import monotonic
+from typing import Final, Protocol
+
+from starlette.types import Message, Send
+
+from gateway.api.errors import headers_of
+from gateway.metrics import Histogram
+from schemas.codec import encode_json
+from schemas.openai.errors import ServingError
+from schemas.openai.stream import DONE, error_record
+
+Headers = list[tuple[bytes, bytes]]
+
+FAREWELL_SECONDS: Final = 1.0
+"""How long a client that does not read is waited for when it is told that its stream failed."""
+
+JSON_HEADER: Final = (b"content-type", b"application/json")
+_STREAM_HEADERS: Final = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # A reverse proxy of the nginx kind must not collect what it relays.
+]
+
+
+class EventStream(Protocol):
+    """An answer that is still being made: whole SSE events, ending with a terminal; never raises for a worker's failure."""
+
+    async def read(self) -> bytes:
+        """The next whole events; `b""` at the end."""
+        ...
+
+    def close(self) -> None:
+        """Abort what is not complete. A second call does nothing."""
+        ...
+
+
+class Reply:
+    """Writes one response. `headers` go into whatever response it becomes; `status` is 0 until it has begun."""
+
+    __slots__ = ("_send", "ended", "failed", "first_byte", "headers", "status")
+
+    def __init__(self, send: Send, headers: Headers) -> None:
+        self._send = send
+        self.headers = headers
+        self.status = 0
+        self.ended = False
+        self.failed = False
+        self.first_byte: float | None = None
+        """When the first byte of a stream's body was sent, on the monotonic clock."""
+
+    async def forward(self, message: Message) -> None:
+        """An ASGI `send` for whoever makes the messages itself: adds our headers, and notes how far the response is."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message = {**message, "headers": [*message.get("headers", ()), *self.headers]}
+        elif not message.get("more_body", False):
+            self.ended = True
+        await self._send(message)
+
+    async def whole(self, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = (JSON_HEADER,)) -> None:
+        """A response whose body is here. JSON unless `headers` say otherwise."""
+        self.status = status
+        length = (b"content-length", str(len(body)).encode())
+        start = {"type": "http.response.start", "status": status, "headers": [*headers, length, *self.headers]}
+        await self._send(start)
+        self.ended = True
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def stream(self, events: EventStream, gaps: Histogram) -> None:
+        """A stream, up to its end. A client that reads slowly slows the reading of `events` down.
+
+        `gaps` is told the time that each event after the first took.
+        """
+        self.status = 200
+        await self._send({"type": "http.response.start", "status": 200, "headers": [*_STREAM_HEADERS, *self.headers]})
+        last = b""
+        before = 0.0
+        while chunk := await events.read():
+            await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+            now = monotonic()
+            if last:
+                count = chunk.count(b"\n\n") or 1
+                gaps.observe((now - before) / count, count)
+            else:
+                self.first_byte = now
+            last, before = chunk, now
+        self.failed = not last.endswith(DONE)
+        self.ended = True
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def error(self, error: ServingError) -> None:
+        """The failure: as a response of its own, or as the record that ends the stream; nothing after the end.
+
+        Bounded, whatever the client does.
+        """
+        self.failed = True
+        if self.ended:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FAREWELL_SECONDS):
+                if self.status:
+                    self.ended = True
+                    await self._send({"type": "http.response.body", "body": error_record(error)})
+                else:
+                    await self.whole(error.status, encode_json(error.body()), headers_of(error))

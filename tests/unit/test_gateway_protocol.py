@@ -1,0 +1,181 @@
+"""HTTP on real sockets: what clients send that is not quite the usual, and clients that go away."""
+
+import asyncio
+import json
+
+import pytest
+
+from gateway.protocol import MAX_HEAD_BYTES
+from tests.unit.gateway_fakes import CHAT, DONE, EVENT, EndlessStream, FakeStream, chat
+from tests.unit.gateway_sockets import connected, listening, post
+
+BODY = json.dumps(chat()).encode()
+STREAMED = json.dumps(chat(stream=True)).encode()
+HEALTH = b"GET /health HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
+
+
+def status_of(response: bytes) -> int:
+    """The status of a response's bytes."""
+    return int(response.split(b" ", 2)[1])
+
+
+def error_of(response: bytes) -> str:
+    """The message of a response's error object."""
+    message: str = json.loads(response.partition(b"\r\n\r\n")[2])["error"]["message"]
+    return message
+
+
+class TestAnswers:
+    async def test_a_stream_ends_with_its_terminal_and_the_connection_lives_on(self) -> None:
+        """After the terminal the response ends, and the connection takes the next request."""
+        async with listening(FakeStream(EVENT, DONE)) as (_, port), connected(port) as client:
+            client.send(post(CHAT, STREAMED))
+            streamed = await client.until(b"0\r\n\r\n")
+            client.send(HEALTH)
+
+            assert DONE in streamed
+            assert status_of(await client.rest()) == 200
+
+    async def test_http_1_0_gets_no_chunks(self) -> None:
+        """A stream to an old client is the bytes themselves, up to the end of the connection."""
+        async with listening(FakeStream(EVENT, DONE)) as (_, port), connected(port) as client:
+            client.send(post(CHAT, STREAMED, version="1.0"))
+            head, _, body = (await client.rest()).partition(b"\r\n\r\n")
+
+            assert b"transfer-encoding" not in head.lower()
+            assert body == EVENT + DONE
+
+    async def test_http_1_0_gets_a_whole_answer(self) -> None:
+        """A whole answer to an old client has its length, and the connection ends."""
+        async with listening() as (_, port), connected(port) as client:
+            client.send(post(CHAT, BODY, version="1.0"))
+
+            assert b"content-length: 19" in await client.rest()
+
+    async def test_a_pipelined_request_is_answered_after_the_stream(self) -> None:
+        """What is sent ahead waits for the answer before it."""
+        async with listening(FakeStream(EVENT, DONE)) as (_, port), connected(port) as client:
+            client.send(post(CHAT, STREAMED) + HEALTH)
+            both = await client.rest()
+
+            assert both.index(DONE) < both.index(b'{"status":"ready"}')
+
+    async def test_an_early_answer_can_be_read_by_who_still_sends(self) -> None:
+        """A client that sends its whole body first finds the 413 afterwards, and may go on."""
+        async with listening(max_body_bytes=1000) as (_, port), connected(port) as client:
+            client.send(post(CHAT, b" " * 2_000_000) + HEALTH)
+            both = await client.rest()
+
+            assert (status_of(both), both.count(b"HTTP/1.1")) == (413, 2)
+
+    async def test_a_body_behind_an_offer_to_upgrade_is_read(self) -> None:
+        """A client that would rather speak HTTP/2 is served in HTTP/1.1, with its body."""
+        offer = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA")
+        async with listening() as (gateway, port), connected(port) as client:
+            client.send(post(CHAT, BODY, *offer))
+            await client.until(b'"chatcmpl-1"}')
+
+            assert gateway.backend.calls[0].view.model == "tiny"
+
+    async def test_a_body_in_drops_is_read(self) -> None:
+        """A body that comes byte by byte is a body."""
+        async with listening() as (gateway, port), connected(port) as client:
+            for byte in post(CHAT, BODY):
+                client.send(bytes([byte]))
+                await client.writer.drain()
+            await client.until(b'"chatcmpl-1"}')
+
+            assert len(gateway.backend.calls) == 1
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("request_", "status"),
+        [
+            (b"nonsense\r\n\r\n", 400),
+            (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+            (b"GET /health HTTP/1.1\r\n\r\n", 400),
+            (b"GET /health HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400),
+            (b"CONNECT a.example:443 HTTP/1.1\r\nHost: a\r\n\r\n", 405),
+            (b"GET / HTTP/1.1\r\nHost: h\r\nX: " + b"a" * MAX_HEAD_BYTES + b"\r\n\r\n", 431),
+            (b"GET /" + b"a" * MAX_HEAD_BYTES + b" HTTP/1.1\r\nHost: h\r\n\r\n", 431),
+            (post(CHAT, b"", "Transfer-Encoding: chunked"), 400),
+        ],
+        ids=["nonsense", "http2", "no-host", "two-hosts", "connect", "header", "url", "two-lengths"],
+    )
+    async def test_what_is_not_a_request_gets_the_error_object(self, request_: bytes, status: int) -> None:
+        """A malformed head is answered in JSON, and the connection ends."""
+        async with listening() as (_, port), connected(port) as client:
+            client.send(request_)
+            response = await client.rest()
+
+            assert status_of(response) == status
+            assert error_of(response).endswith(".")
+
+    async def test_a_head_that_does_not_come_is_not_waited_for(self) -> None:
+        """A head that is begun and not finished in time gets a 408; a silent connection just ends."""
+        async with listening(head_timeout=0.05) as (_, port), connected(port) as slow, connected(port) as silent:
+            slow.send(b"GET /health HTTP/1.1\r\nHo")
+
+            assert status_of(await slow.rest()) == 408
+            assert await silent.rest() == b""
+
+    async def test_the_next_head_is_not_waited_for_either(self) -> None:
+        """A connection that was used before has the same time for its next head."""
+        async with listening(head_timeout=0.05) as (_, port), connected(port) as client:
+            client.send(b"GET /health/live HTTP/1.1\r\nHost: h\r\n\r\n")
+            await client.until(b"}")
+            client.send(b"G")
+
+            assert status_of(await client.rest()) == 408
+
+    async def test_a_connection_may_be_silent_between_requests(self) -> None:
+        """The time for a head does not run while nothing of it has come."""
+        async with listening(head_timeout=0.05) as (_, port), connected(port) as client:
+            client.send(b"GET /health/live HTTP/1.1\r\nHost: h\r\n\r\n")
+            await client.until(b"}")
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(client.reader.read(1), 0.2)
+
+    async def test_nonsense_behind_a_stream_does_not_get_into_it(self) -> None:
+        """What cannot be read as a next request ends the answer before it, and writes nothing into it."""
+        stream = FakeStream(EVENT, silent=True)
+        async with listening(stream) as (gateway, port), connected(port) as client:
+            client.send(post(CHAT, STREAMED))
+            await client.until(EVENT)
+            client.send(b"nonsense\r\n\r\n")
+            rest = await client.rest()
+
+            assert b"HTTP/1.1" not in rest
+        assert (stream.closed, gateway.idle) == (1, True)
+
+
+class TestDisconnects:
+    async def test_a_client_that_leaves_during_prefill_is_noticed(self) -> None:
+        """Closing the connection cancels the backend's work within 100 ms."""
+        async with listening() as (gateway, port):
+            gateway.backend.hold = True
+            async with connected(port) as client:
+                client.send(post(CHAT, BODY))
+                await gateway.backend.asked.wait()
+            await asyncio.wait_for(gateway.backend.cancelled.wait(), 0.1)
+
+    async def test_a_client_that_sent_ahead_is_noticed_too(self) -> None:
+        """A request that waits behind the first does not hide that the client left."""
+        async with listening() as (gateway, port):
+            gateway.backend.hold = True
+            async with connected(port) as client:
+                client.send(post(CHAT, BODY) + HEALTH)
+                await gateway.backend.asked.wait()
+            await asyncio.wait_for(gateway.backend.cancelled.wait(), 0.1)
+
+    async def test_a_client_that_does_not_read_holds_the_stream_back(self) -> None:
+        """A stream without end is read only as far as its client's socket takes it, and others are served meanwhile."""
+        stream = EndlessStream()
+        async with listening(stream) as (_, port), connected(port) as client, connected(port) as other:
+            client.send(post(CHAT, STREAMED))
+            await client.until(b"\r\n\r\n")
+            other.send(HEALTH)
+
+            assert status_of(await other.rest()) == 200
+            assert stream.reads * len(stream.CHUNK) < 64 << 20
