@@ -153,5 +153,5 @@ def test_closed_stream_frees_the_worker(fleet: LocalFleet, client: OpenAI, model
     next(iter(stream))
     stream.close()
     deadline = time.monotonic() + 10 * 0.1
-    while any(fleet.metric(url, "packrelay_worker_requests_in_flight") for url in fleet.workers.values()):
+    while any(fleet.metric(url, "packrelay_worker_in_flight") for url in fleet.workers.values()):
         assert time.monotonic() < deadline

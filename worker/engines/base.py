@@ -85,7 +85,7 @@ class Sampling(Struct, frozen=True, kw_only=True):
 
     `temperature` 0 is greedy. `top_k` 0 is off. `seed` None is the engine's choice. `logprobs` and `prompt_logprobs` are how many
     alternatives to report per token (0 reports the token alone), None reports nothing. `stop_token_ids` end the sequence without
-    being part of its text; so does the model's own end token unless `ignore_eos`.
+    being part of its text; so does the model's own end token unless `ignore_eos`. `max_tokens` is at least 1.
     """
 
     max_tokens: int
@@ -156,7 +156,8 @@ class SequenceOutput(Struct, frozen=True, kw_only=True):
     """What is new since the last output: at least one token, or the finish.
 
     `finish_reason` is set in the last output: `stop` (the end token or a stop token id, which is then `stop_token`), `length`
-    (max_tokens or the context is used up). `cached_tokens` and `prompt` (prompt logprobs) stand in the first output.
+    (max_tokens or the context is used up). The token that stopped a sequence is the last of `tokens`, its `data` empty.
+    `cached_tokens` and `prompt` (prompt logprobs) stand in the first output.
     `state` stands in the last output of a context leg whose finish reason is `length`: all that a generation leg needs.
     """
 
@@ -180,7 +181,8 @@ class Engine(ABC):
         """The sequence, as it comes. The engine merges outputs when the caller is slow: it neither waits nor buffers without bound.
 
         The caller promises to close the generator (`aclose`); doing so before its end aborts the sequence. Raises EngineRefused
-        before the first output, HandoffFailed before the first output of a generation leg, EngineDead at any time.
+        before the first output, HandoffFailed before the first output of a generation leg, EngineDead at any time. Of an aborted
+        sequence it ends without a finish reason.
         """
 
     @abstractmethod
@@ -193,8 +195,9 @@ class Engine(ABC):
 
     @abstractmethod
     def tokenize(self, text: str, *, special: bool, add_special: bool) -> list[int]:
-        """Token ids of a text. `special`: markers such as `<|im_start|>` are read as tokens; `add_special`: prepend BOS if the model
-        has one. Called off the event loop for long texts: thread-safe."""
+        """Token ids of a text. `special`: markers such as `<|im_start|>` are read as tokens; `add_special`: prepend BOS if the
+        model has one. Called off the event loop for long texts: thread-safe.
+        """
 
     @abstractmethod
     def token_bytes(self, token: int) -> bytes:
@@ -204,6 +207,6 @@ class Engine(ABC):
     def check(self) -> None:
         """Raises EngineDead when no request can succeed any more. Never blocks."""
 
-    async def embed(self, prompts: list[list[int]]) -> list[list[float]]:
+    async def embed(self, prompts: list[list[int]]) -> list[list[float]]:  # noqa: ARG002 - for engines that can
         """One vector per prompt, for engines that declare EMBEDDINGS."""
         raise EngineRefused("This engine has no embeddings.", "model")

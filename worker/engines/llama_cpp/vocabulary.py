@@ -1,0 +1,60 @@
+"""Tokens and their exact bytes."""
+
+from collections.abc import Collection
+from typing import Final
+
+from worker.engines.base import EngineError
+from worker.engines.llama_cpp.binding import Weights
+from worker.engines.llama_cpp.spelling import SPELLINGS
+
+_NORMAL: Final = 4
+_BYTE: Final = 32
+"""llama.cpp's attributes of tokens whose names are spelled; the names of all others are meant literally."""
+
+
+class Vocabulary:
+    """What the model reads and writes. Thread-safe: nothing changes after it is made."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+        self._vocab = weights.vocab
+        self.size = int(self._vocab.n_vocab)
+        self.bytes = self._byte_table()
+        """Each token's bytes; a control token's are those of its name."""
+        self.ends = frozenset(token for token in range(self.size) if self._vocab.is_eog(token))
+        """The model's own end tokens."""
+        self.control = self.ends | {token for token in range(self.size) if self._vocab.is_control(token)}
+        """Tokens that are not text, the end tokens among them."""
+        self.bos = self._name(int(self._vocab.token_bos()))
+        """The name of the token that begins a text, empty if there is none."""
+        self.eos = self._name(int(self._vocab.token_eos()))
+        """The name of the token that ends one."""
+
+    def tokenize(self, text: str, *, special: bool, add_special: bool) -> list[int]:
+        """Token ids. Characters that the vocabulary has no bytes for are left out by llama.cpp; lone surrogates become `?`."""
+        # The round trip costs less than tokenising, and what cannot be encoded would be refused.
+        clean = text.encode(errors="replace").decode()
+        ids: list[int] = self._vocab.tokenize(clean, add_special, special)
+        return ids
+
+    def text_of(self, token: int) -> bytes:
+        """The bytes a token adds to the text: none for one that is not text."""
+        return b"" if token in self.control else self.bytes[token]
+
+    def holds(self, ids: Collection[int]) -> bool:
+        """Whether all ids are tokens. llama.cpp aborts on one that is not."""
+        return not ids or (min(ids) >= 0 and max(ids) < self.size)
+
+    def _name(self, token: int) -> str:
+        return self.bytes[token].decode(errors="replace") if 0 <= token < self.size else ""
+
+    def _byte_table(self) -> tuple[bytes, ...]:
+        kind = self._vocab.vocab_type
+        spelled = SPELLINGS.get(int(kind() if callable(kind) else kind))
+        if spelled is None:
+            raise EngineError("The engine llama_cpp does not know how this model's vocabulary spells bytes.")
+        vocab = self._vocab
+        names = [(token, str(vocab.get_text(token))) for token in range(self.size)]
+        return tuple(
+            spelled(name) if int(vocab.get_attr(token)) & (_NORMAL | _BYTE) else name.encode() for token, name in names
+        )
