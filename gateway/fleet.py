@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 
 import structlog
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from gateway.links.base import Deadlines, LinkError
 from gateway.member import Role, Worker
@@ -161,5 +161,5 @@ class Fleet:
         ours = info.packrelay if isinstance(info.packrelay, PackrelayInfo) else None
         worker.models = listed.data
         worker.engine = ours.engine if ours else "stock"
-        worker.dialect = PACKRELAY if ours and ours.deferred else STOCK
+        worker.dialect = structs.replace(PACKRELAY, deferred=ours.deferred) if ours else STOCK
         worker.handoff_endpoint = dict(info.disaggregated_params or {})

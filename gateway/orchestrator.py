@@ -139,6 +139,8 @@ class _Attempt:
         self._frames = frames
         self._avoid = avoid
         self._model = call.view.model
+        # An abort of the attempt before may still be on its way to a worker: it must not meet this one under the same id.
+        self._id = f"{call.request_id}-{len(avoid)}" if avoid else call.request_id
 
     async def run(self) -> Answer | LegStream | WholeStream:
         """Choose the way and go it."""
@@ -172,14 +174,22 @@ class _Attempt:
     # --- context first ---
 
     async def _context_first(self, pair: Pair) -> Answer | LegStream | WholeStream:
-        context = await self._context_leg(pair.context, self._ids.next())
-        if context.finished:
-            return self._finished_by_context(context)
         try:
+            context = await self._context_leg(pair.context, self._ids.next())
+            if context.finished:
+                return self._finished_by_context(context)
             return await self._generation_leg(pair, context)
-        except BaseException:
-            self._releases.release(pair.context, self._call.request_id)
+        except BaseException as error:
+            self._let_go(pair.context, error)
             raise
+
+    def _let_go(self, context: Worker, error: BaseException) -> None:
+        """The attempt ended: nobody will fetch the state the context worker keeps, or is about to keep.
+
+        It knows when it was itself that failed. When it was interrupted, its reply may have been on its way.
+        """
+        if not (isinstance(error, LegFailed) and error.worker is context):
+            self._releases.release(context, self._id)
 
     async def _context_leg(self, worker: Worker, disagg_request_id: int) -> ContextReply:
         params = {
@@ -238,8 +248,9 @@ class _Attempt:
                     generation.cancel()
         except BaseException as error:
             _abandon(generation)
-            self._releases.release(pair.context, self._call.request_id)
-            raise _first(error) from error
+            cause = _first(error)
+            self._let_go(pair.context, cause)
+            raise cause from error
         if context.finished:
             _abandon(generation)
             return self._finished_by_context(context)
@@ -271,7 +282,7 @@ class _Attempt:
     def _order(self, headers: dict[str, str] | None = None) -> Order:
         """What a leg carries beside its frame: whose it is, and how much time is left."""
         left = max(self._call.deadline - self._clock(), 0.001)
-        carried = {REQUEST_ID_HEADER: self._call.request_id, DEADLINE_HEADER: str(int(left * 1000) or 1)}
+        carried = {REQUEST_ID_HEADER: self._id, DEADLINE_HEADER: str(int(left * 1000) or 1)}
         deadlines = structs.replace(self._serving.deadlines, total=left)
         return Order(operation=self._call.operation, headers=carried | (headers or {}), deadlines=deadlines)
 

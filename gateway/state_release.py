@@ -6,6 +6,7 @@ import structlog
 
 from gateway.links.base import Deadlines, LinkError
 from gateway.member import Worker
+from schemas.abort import AbortRequest
 from schemas.codec import encode_frame
 from schemas.dialect import STOCK
 
@@ -38,6 +39,6 @@ class StateRelease:
 
 async def _abort(worker: Worker, request_id: str) -> None:
     try:
-        await worker.link.call(ABORT_PATH, encode_frame({"request_id": request_id}), {}, _DEADLINES)
+        await worker.link.call(ABORT_PATH, encode_frame(AbortRequest(request_id=request_id)), {}, _DEADLINES)
     except LinkError as error:
         _log.warning("state.not_released", worker=worker.index, request_id=request_id, reason=str(error))

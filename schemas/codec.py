@@ -17,6 +17,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from schemas.disagg import OpaqueState
 from schemas.events import Delta, Done, Event, Failed, Started
+from schemas.nulls import LenientDecoder
 from schemas.openai.chat import (
     ChatCompletionRequest,
     ChatMessage,
@@ -59,7 +60,7 @@ class DecodeFailure(ServingError):
 MALFORMED = (msgspec.DecodeError, RecursionError, UnicodeError, OverflowError, ValueError, TypeError, MemoryError)
 """Everything msgspec has been seen to raise for bytes that somebody else wrote."""
 
-_PATH = re.compile(r" - at `(?:key in )?\$([^`]*)`$")
+_PATH = re.compile(r" - at (?:`key` in )?`\$([^`]*)`$")
 _MISSING = re.compile(r"missing required field `([^`]+)`")
 _UNKNOWN = re.compile(r"contains unknown field `([^`]+)`")
 
@@ -92,6 +93,11 @@ def _located(text: str, within: str) -> tuple[str, str]:
     return param.lstrip("."), _PATH.sub("", text)
 
 
+def _no_extensions(code: int, _data: memoryview) -> Any:
+    """Called by a decoder for msgpack's extension types: no frame has them."""
+    raise ValueError(f"Extension type {code} is not part of a frame")
+
+
 def _reason(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
@@ -109,12 +115,12 @@ _completion_view = msgspec.json.Decoder(CompletionView)
 _tolerant_completion_view = msgspec.json.Decoder(TolerantCompletionView)
 _fields = msgspec.json.Decoder(dict[str, Raw])
 
-_chat_json = msgspec.json.Decoder(ChatCompletionRequest)
-_chat_frame = msgspec.msgpack.Decoder(DeferredChatRequest)
-_completion_json = msgspec.json.Decoder(CompletionRequest)
-_completion_frame = msgspec.msgpack.Decoder(CompletionRequest)
+_chat_json = LenientDecoder(msgspec.json.Decoder(ChatCompletionRequest))
+_chat_frame = LenientDecoder(msgspec.msgpack.Decoder(DeferredChatRequest, ext_hook=_no_extensions))
+_completion_json = LenientDecoder(msgspec.json.Decoder(CompletionRequest))
+_completion_frame = LenientDecoder(msgspec.msgpack.Decoder(CompletionRequest, ext_hook=_no_extensions))
 
-_messages_json = msgspec.json.Decoder(list[ChatMessage])
+_messages_json = LenientDecoder(msgspec.json.Decoder(list[ChatMessage]))
 _tools_json = msgspec.json.Decoder(list[Tool] | None)
 _any_messages = msgspec.json.Decoder(list[dict[str, Any]])
 _any_tools = msgspec.json.Decoder(list[dict[str, Any]] | None)
@@ -267,11 +273,15 @@ def plain_form(view: AnyChatView | AnyCompletionView) -> int:
 
 def _plain_prompt(view: AnyCompletionView) -> int:
     prompt = _part(_any, view.prompt, "prompt")
-    several = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], str | list)
-    if several and len(prompt) == 1:
+    count = len(prompt) if _lists_prompts(prompt) else 1
+    if count == 1 and _lists_prompts(prompt) and not _lists_prompts(prompt[0]):
         prompt = prompt[0]
     view.prompt = _spliced(prompt, "prompt")
-    return len(prompt) if several and isinstance(prompt, list) and isinstance(prompt[0], str | list) else 1
+    return count
+
+
+def _lists_prompts(prompt: Any) -> bool:
+    return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], str | list)
 
 
 def deferred_form(view: AnyChatView) -> None:
@@ -311,7 +321,7 @@ def _as_bin(raw: Raw, name: str) -> Any:
 
 _event_batch = msgspec.msgpack.Decoder(list[tuple[int, Event]])
 _event_batch_raw = msgspec.msgpack.Decoder(list[tuple[int, Raw]])
-_event = msgspec.msgpack.Decoder(Event)
+_event = LenientDecoder(msgspec.msgpack.Decoder(Event))
 _tag = msgspec.msgpack.Decoder(dict[str, Any])
 
 EVENT_TAGS: Final = frozenset(type_.__struct_config__.tag for type_ in (Started, Delta, Done, Failed))
@@ -327,16 +337,26 @@ def read_events(batch: bytes) -> tuple[list[tuple[int, Event]], int]:
         return _event_batch.decode(batch), 0
     except MALFORMED:
         pairs: list[tuple[int, Raw]] = guarded(_event_batch_raw.decode, batch)
-    known = [(stream, raw) for stream, raw in pairs if guarded(_tag.decode, raw).get("type") in EVENT_TAGS]
+    known = [(stream, raw) for stream, raw in pairs if _is_known(guarded(_tag.decode, raw).get("type"))]
     return [(stream, guarded(_event.decode, raw)) for stream, raw in known], len(pairs) - len(known)
+
+
+def _is_known(tag: object) -> bool:
+    """Whether a peer's tag is one of ours; it may be any value, hashable or not."""
+    return isinstance(tag, str) and tag in EVENT_TAGS
 
 
 # --- replies and small parts ---
 
 
-def json_decoder(type_: type[T]) -> "msgspec.json.Decoder[T]":
+def json_decoder(type_: type[T]) -> LenientDecoder[T]:
     """A JSON decoder for a reply; build it once per module."""
-    return msgspec.json.Decoder(type_)
+    return LenientDecoder(msgspec.json.Decoder(type_))
+
+
+def msgpack_decoder(type_: type[T]) -> LenientDecoder[T]:
+    """A msgpack decoder for a reply; build it once per module."""
+    return LenientDecoder(msgspec.msgpack.Decoder(type_))
 
 
 def encode_opaque(state: OpaqueState) -> str:
@@ -344,7 +364,7 @@ def encode_opaque(state: OpaqueState) -> str:
     return b64encode(_frame_encoder.encode(state)).decode("ascii")
 
 
-_opaque = msgspec.msgpack.Decoder(OpaqueState)
+_opaque = LenientDecoder(msgspec.msgpack.Decoder(OpaqueState))
 
 
 def decode_opaque(text: str | None | UnsetType) -> OpaqueState:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from msgspec import UNSET, Struct
 
 from schemas.codec import AnyChatView, AnyCompletionView
-from schemas.openai.chat import ChatView
+from schemas.openai.chat import ChatCompletion, ChatView
 from schemas.openai.completions import CompletionView
 from schemas.openai.errors import invalid
 from schemas.openai.options import StreamOptions
@@ -35,6 +35,7 @@ NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "verbosity": ("medium",),
     "functions": ([],),
     "function_call": ("none", "auto"),
+    "suffix": ("",),
 }
 """Values of other fields that ask for what happens anyway: dropped too. Null and false always are."""
 
@@ -136,9 +137,12 @@ def unify(view: AnyChatView | AnyCompletionView) -> None:
     """Settle what has two names or a default that kinds of workers disagree about. Once per request, before any leg.
 
     Chat's `max_tokens` becomes `max_completion_tokens`; a stock worker's `include_usage` defaults to true, OpenAI's to false.
+    `include_obfuscation` asks for padding that nobody here adds, and a stock worker refuses it.
     """
-    if isinstance(view.stream_options, StreamOptions) and view.stream_options.include_usage in (UNSET, None):
-        view.stream_options.include_usage = False
+    if isinstance(view.stream_options, StreamOptions):
+        view.stream_options.include_obfuscation = UNSET
+        if view.stream_options.include_usage in (UNSET, None):
+            view.stream_options.include_usage = False
     if "messages" in view.__struct_fields__:
         _unify_limits(view)
 
@@ -149,6 +153,14 @@ def _unify_limits(view: Any) -> None:
             raise invalid("Invalid value for 'max_tokens': Expected `int` >= 1.", "max_tokens")
         view.max_completion_tokens = view.max_tokens
     view.max_tokens = UNSET
+
+
+def for_stock(reply: ChatCompletion) -> None:
+    """Leave out of a reply what a stock orchestrator refuses: it forbids unknown keys in what it reads too (trtllm-wire.md 9.4)."""
+    for choice in reply.choices:
+        choice.message.refusal = UNSET
+        if choice.logprobs is not None:
+            choice.logprobs.refusal = UNSET
 
 
 PACKRELAY: Final = Dialect("packrelay", frozenset(), frozenset(), deferred=True)

@@ -6,9 +6,9 @@ Source: trtllm-wire.md 1.3. The gateway relays this object; only the two workers
 import hashlib
 import hmac
 import json
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from schemas.openai.usage import Usage
 
@@ -23,6 +23,10 @@ PENDING_FINISH_REASONS = frozenset({"length", "not_finished"})
 """Finish reasons of a context leg that mean "one token made, to be continued"; any other one is the whole answer."""
 
 
+_RequestNumber = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+_Token = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+
+
 class DisaggregatedParams(Struct, kw_only=True):
     """The hand-off, as it stands in requests and in a context leg's choices.
 
@@ -32,17 +36,17 @@ class DisaggregatedParams(Struct, kw_only=True):
     """
 
     request_type: str
-    first_gen_tokens: list[int] | None | UnsetType = UNSET
+    first_gen_tokens: list[_Token] | None | UnsetType = UNSET
     # A list of {token_id, logprob, rank} per position, or plain floats: kept as the engine wrote it.
     first_gen_log_probs: list[Any] | None | UnsetType = UNSET
     first_gen_logits: list[Any] | None | UnsetType = UNSET
-    ctx_request_id: int | None | UnsetType = UNSET
+    ctx_request_id: _RequestNumber | None | UnsetType = UNSET
     encoded_opaque_state: str | None | UnsetType = UNSET
-    draft_tokens: list[int] | None | UnsetType = UNSET
-    disagg_request_id: int | None | UnsetType = UNSET
-    ctx_dp_rank: int | None | UnsetType = UNSET
+    draft_tokens: list[_Token] | None | UnsetType = UNSET
+    disagg_request_id: _RequestNumber | None | UnsetType = UNSET
+    ctx_dp_rank: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None | UnsetType = UNSET
     ctx_info_endpoint: str | list[str] | None | UnsetType = UNSET
-    schedule_style: int | None | UnsetType = UNSET
+    schedule_style: Annotated[int, Meta(ge=CONTEXT_FIRST, le=GENERATION_FIRST)] | None | UnsetType = UNSET
     ctx_usage: Usage | None | UnsetType = UNSET
     return_prompt_token_ids_b64: bool | None | UnsetType = UNSET
     resolved_thinking: bool | None | UnsetType = UNSET

@@ -2,6 +2,12 @@
 
 import os
 
+from hypothesis import settings
+
 # A developer's own settings are not the tests'. Before collection, because parametrisation may already read a default.
 for _name in [name for name in os.environ if name.startswith("PACKRELAY_")]:
     del os.environ[_name]
+
+# How long an example takes says more about the machine than about the code; every test has its own timeout.
+settings.register_profile("packrelay", deadline=None)
+settings.load_profile("packrelay")

@@ -34,7 +34,7 @@ _NEVER: Final[dict[str, tuple[Any, ...]]] = {
     "moderation": (),
     "prompt_ignore_length": (0,),
     "return_context_logits": (False,),
-    "suffix": (),
+    "suffix": NEUTRAL["suffix"],
     "thinking_token_budget": (),
     "top_p_min": (0.0,),
     "use_beam_search": (False,),

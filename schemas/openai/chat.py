@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from schemas.disagg import DisaggregatedParams
 from schemas.openai.logprobs import ChatLogprobs
-from schemas.openai.options import GenerationOptions
+from schemas.openai.options import GenerationOptions, TokenId
 from schemas.openai.usage import Usage
 
 # --- messages and tools: typed where they are read (at the worker), never on the way ---
@@ -122,7 +122,7 @@ class ChatOptions(GenerationOptions, kw_only=True):
     functions: list[dict[str, Any]] | None | UnsetType = UNSET
 
     # TensorRT-LLM
-    prompt_token_ids: list[int] | None | UnsetType = UNSET
+    prompt_token_ids: list[TokenId] | None | UnsetType = UNSET
     prompt_token_ids_b64: str | None | UnsetType = UNSET
     thinking: dict[str, Any] | None | UnsetType = UNSET
     echo: bool | None | UnsetType = UNSET
@@ -175,13 +175,13 @@ class DeferredChatRequest(ChatOptions, kw_only=True):
 
 
 class AssistantMessage(Struct, kw_only=True):
-    """The answer. `content` is null when there are only tool calls."""
+    """The answer. `content` is null when there are only tool calls. Stock workers write null where there is no reasoning."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None = None
-    refusal: str | None = None
-    reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[ToolCall] | UnsetType = UNSET
+    refusal: str | None | UnsetType = None
+    reasoning_content: str | None | UnsetType = UNSET
+    tool_calls: list[ToolCall] | None | UnsetType = UNSET
 
 
 class ChatChoice(Struct, kw_only=True):

@@ -5,7 +5,7 @@ Source: OpenAI `ChatCompletionTokenLogprob` and the completions reply's `logprob
 All values are finite: what the model rules out is -9999.0 (OpenAI's own floor), never -inf or NaN.
 """
 
-from msgspec import Struct
+from msgspec import Struct, UnsetType
 
 FLOOR = -9999.0
 
@@ -31,7 +31,7 @@ class ChatLogprobs(Struct, kw_only=True):
     """Chat's shape: one entry per generated token."""
 
     content: list[ChatTokenLogprob] | None = None
-    refusal: list[ChatTokenLogprob] | None = None
+    refusal: list[ChatTokenLogprob] | None | UnsetType = None
 
 
 class CompletionLogprobs(Struct, kw_only=True):

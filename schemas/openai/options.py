@@ -91,7 +91,7 @@ class GenerationOptions(Struct, kw_only=True):
     top_p_min: Probability | None | UnsetType = UNSET
     min_p: Probability | None | UnsetType = UNSET
     repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None | UnsetType = UNSET
-    length_penalty: float | None | UnsetType = UNSET
+    length_penalty: Annotated[float, Meta(ge=-1e6, le=1e6)] | None | UnsetType = UNSET
     early_stopping: bool | str | None | UnsetType = UNSET
     stop_token_ids: list[TokenId] | None | UnsetType = UNSET
     include_stop_str_in_output: bool | None | UnsetType = UNSET

@@ -2,7 +2,6 @@
 
 import os
 import re
-import selectors
 import signal
 import subprocess
 import sys
@@ -11,6 +10,8 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import IO
 
 READY = re.compile(r"packrelay is ready on (http://\S+)")
 WORKER = re.compile(r"starting the (.*worker.*) on (http://\S+)")
@@ -43,33 +44,27 @@ class LocalFleet:
 def local_fleet(*flags: str) -> Iterator[LocalFleet]:
     """A fleet with these flags of packrelay-up, until the block is left."""
     command = [str(Path(sys.executable).with_name("packrelay-up")), "--port", "0", "--worker-port", "0", *flags]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
-    try:
-        fleet = _when_ready(process)
-        yield fleet
-        if process.poll() is None:
-            assert fleet.stop() == 0
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
+    # A file, not a pipe: nobody reads along, and a full pipe would stop the fleet.
+    with NamedTemporaryFile("r", prefix="packrelay-fleet-", suffix=".log") as log:
+        process = subprocess.Popen(command, stdout=log.fileno(), stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            fleet = _when_ready(process, log)
+            yield fleet
+            if process.poll() is None:
+                assert fleet.stop() == 0
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
 
-def _when_ready(process: "subprocess.Popen[bytes]") -> LocalFleet:
+def _when_ready(process: "subprocess.Popen[bytes]", log: IO[str]) -> LocalFleet:
     """Read what it says until it says that it is ready."""
-    assert process.stdout is not None
-    os.set_blocking(process.stdout.fileno(), False)
-    said, deadline = "", time.monotonic() + START_SECONDS
-    with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ)
-        while not (ready := READY.search(said)):
-            assert time.monotonic() < deadline, said
-            selector.select(1.0)
-            chunk = process.stdout.read()
-            assert chunk != b"", said
-            said += (chunk or b"").decode()
+    deadline = time.monotonic() + START_SECONDS
+    while not (ready := READY.search(said := Path(log.name).read_text())):
+        assert process.poll() is None, said
+        assert time.monotonic() < deadline, said
+        time.sleep(0.05)  # Another process writes the file, and there is nothing to wait on.
     return LocalFleet(process, ready.group(1), dict(WORKER.findall(said)))
 
 

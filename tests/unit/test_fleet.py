@@ -128,7 +128,7 @@ async def test_worker_that_identifies_itself_speaks_our_dialect() -> None:
         )
     )
 
-    assert known.workers[0].dialect is PACKRELAY
+    assert known.workers[0].dialect == PACKRELAY
     assert known.workers[0].engine == "scripted"
 
 

@@ -26,6 +26,7 @@ from worker.engines.llama_cpp.batching import Batcher
 from worker.engines.llama_cpp.binding import BUILD, CACHE_BYTES, Context, Weights
 from worker.engines.llama_cpp.options import LlamaOptions, served_name
 from worker.engines.llama_cpp.outbox import Delivery, Outbox
+from worker.engines.llama_cpp.probing import GrammarProbe
 from worker.engines.llama_cpp.sampling import check_sampling
 from worker.engines.llama_cpp.sequence import LlamaSequence
 from worker.engines.llama_cpp.state import Header, StateLayout, fingerprint, pack_state, prompt_digest, unpack_state
@@ -34,9 +35,7 @@ from worker.engines.llama_cpp.vocabulary import Vocabulary
 NAME: Final = "llama_cpp"
 CLOSE_SECONDS: Final = 10.0
 """How long `close` waits for the engine thread; a batch being computed is cancelled, which takes milliseconds."""
-_CAPABILITIES: Final = frozenset(
-    {Capability.LOGPROBS, Capability.PROMPT_LOGPROBS, Capability.LOGIT_BIAS, Capability.HANDOFF}
-)
+_CAPABILITIES: Final = frozenset(Capability) - {Capability.EMBEDDINGS}
 _log = structlog.get_logger(__name__)
 
 
@@ -58,6 +57,7 @@ class LlamaCppEngine(Engine):
         self._path = path
         self._options = options
         self._live: dict[str, LlamaSequence] = {}
+        self._probe = GrammarProbe(path)
         self._thread: Thread | None = None
         self._loaded: _Loaded | None = None
         self._death: str | None = "The engine has not been started."
@@ -82,6 +82,7 @@ class LlamaCppEngine(Engine):
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
             loaded.batcher.stop()
+        self._probe.close()
         thread, self._thread = self._thread, None
         if thread is not None:
             await asyncio.to_thread(thread.join, CLOSE_SECONDS)
@@ -214,7 +215,10 @@ class LlamaCppEngine(Engine):
         check_sampling(request.sampling, loaded.vocabulary)
 
     async def _prepare(self, sequence: LlamaSequence, loaded: _Loaded) -> None:
+        """What takes a while, and no engine thread: the constraint, the state."""
         request = sequence.request
+        if request.sampling.constraint is not None:
+            sequence.gbnf = await self._probe.gbnf(request.sampling.constraint)
         if request.leg == Leg.BOTH:
             return
         if Capability.HANDOFF not in loaded.facts.capabilities or loaded.layout is None:

@@ -23,6 +23,16 @@ _ANY_SEED: Final = 0xFFFFFFFF
 """llama.cpp draws a seed of its own when it is given this one."""
 
 
+def banned(tokens: Collection[int], vocabulary: Vocabulary) -> dict[int, float]:
+    """The biases that keep tokens from coming; ids of no token are left out."""
+    return {token: BAN for token in tokens if 0 <= token < vocabulary.size}
+
+
+def mute(vocabulary: Vocabulary) -> dict[int, float]:
+    """A grammar takes a control token for the text of its name, so beside one none of them may come, but the end."""
+    return banned(vocabulary.control - vocabulary.ends, vocabulary)
+
+
 def check_sampling(sampling: Sampling, vocabulary: Vocabulary) -> None:
     """Refuse, by the field's name, what the samplers could not take."""
     for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
@@ -96,7 +106,7 @@ class TokenSampler:
 
     def _new_chain(self) -> Chain:
         chain, sampling = Chain(), self._sampling
-        biases = {**sampling.logit_bias, **dict.fromkeys(self._banned(), BAN)}
+        biases = sampling.logit_bias | self._bans()
         if biases:
             chain.bias(self._vocabulary.size, biases)
         penalties = (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty)
@@ -110,12 +120,11 @@ class TokenSampler:
         self._end(chain)
         return chain
 
-    def _banned(self) -> Collection[int]:
-        """Ends that come too early; and, as a grammar takes a control token for the text of its name, all of them beside one."""
+    def _bans(self) -> dict[int, float]:
+        """The biases of what must not come, or not yet."""
         vocabulary = self._vocabulary
-        ends = vocabulary.ends | self._sampling.stop_token_ids if self._banning else frozenset[int]()
-        control = vocabulary.control - vocabulary.ends if self._gbnf else frozenset[int]()
-        return [token for token in ends | control if 0 <= token < vocabulary.size]
+        early = vocabulary.ends | self._sampling.stop_token_ids if self._banning else ()
+        return (mute(vocabulary) if self._gbnf else {}) | banned(early, vocabulary)
 
     def _end(self, chain: Chain) -> None:
         sampling = self._sampling

@@ -45,6 +45,10 @@ class Vocabulary:
         """Whether all ids are tokens. llama.cpp aborts on one that is not."""
         return not ids or (min(ids) >= 0 and max(ids) < self.size)
 
+    def single_bytes(self) -> set[int]:
+        """The bytes that are tokens of their own."""
+        return {data[0] for token, data in enumerate(self.bytes) if len(data) == 1 and token not in self.control}
+
     def _name(self, token: int) -> str:
         return self.bytes[token].decode(errors="replace") if 0 <= token < self.size else ""
 

@@ -4,16 +4,17 @@
     tree         what a grammar is made of, whatever it was written in
     gbnf         grammars as clients write them
     regex        regular expressions
-    json_schema  JSON Schemas; json_values, json_numbers, schema_merge: their parts
+    json_schema  JSON Schemas; json_values, number_range and schema_* are its parts
     factoring    alternatives rearranged so that one character decides between them, where that is possible
-    soundness    what is refused: grammars that can get stuck, loop, or keep too many possibilities open
+    soundness    what is refused: grammars that can get stuck or loop
+    ambiguity    and those that keep too many possibilities open
     writing      the tree as GBNF, spelled so that nothing is left to interpretation
     compiling    all of that, for a constraint of the engine contract
 
 Nothing here knows llama.cpp's library; it is pure Python, and done in the probe's child process.
 
 Two things must never happen, as llama.cpp answers both by ending the process or by not answering at all: a text that the grammar
-allows to begin but not to go on from, and a number of open possibilities that grows with the text. `soundness` excludes the first by
-construction (every part can be completed with characters that the vocabulary has bytes for), and the second by asking that one
-character decides (LL(1)) wherever a grammar recurs; ambiguity is left to small parts whose possibilities are countable.
+allows to begin but not to go on from, and a number of open possibilities that grows with the text. `soundness` excludes the first
+(every part can be completed with characters that the vocabulary has bytes for), `ambiguity` the second: one character decides
+(LL(1)) wherever a grammar recurs, and ambiguity is left to small parts whose possibilities are countable.
 """

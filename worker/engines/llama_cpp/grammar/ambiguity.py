@@ -1,11 +1,23 @@
 """How many possibilities a grammar keeps open. llama.cpp follows all of them at once, for every token of the vocabulary."""
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from worker.engines.llama_cpp.grammar import characters
 from worker.engines.llama_cpp.grammar.characters import NOTHING, Ranges
 from worker.engines.llama_cpp.grammar.soundness import MAX_AMBIGUOUS, MAX_COMPILED, Beginnings, rules_in
-from worker.engines.llama_cpp.grammar.tree import ROOT, Choice, Concat, Grammar, Island, Node, Repeat, Rule, Unsupported
+from worker.engines.llama_cpp.grammar.tree import (
+    ROOT,
+    Choice,
+    Concat,
+    Grammar,
+    Island,
+    Node,
+    Repeat,
+    Rule,
+    Unsupported,
+    children,
+)
 
 _TOO_AMBIGUOUS = (
     "The constraint leaves too many possibilities open: where it is long or recursive, the next character must decide between its "
@@ -45,17 +57,21 @@ def _undecided(node: Node, follow: Ranges, beginnings: Beginnings) -> Iterator[N
                 yield node
             if beginnings.can_be_empty(node) and characters.intersection(beginnings.of(node), follow):
                 yield Rule(ROOT)
-            for option in options:
-                yield from _undecided(option, follow, beginnings)
+            yield from chain.from_iterable(_undecided(option, follow, beginnings) for option in options)
         case Repeat(inner, least, most):
-            first = beginnings.of(inner)
-            if least != most and characters.intersection(first, follow):
+            if least != most and characters.intersection(beginnings.of(inner), follow):
                 yield Rule(ROOT)
-            yield from _undecided(inner, follow if most == 1 else characters.union(first, follow), beginnings)
+            yield from _undecided(inner, _again(node, follow, beginnings), beginnings)
         case Island(inner):
-            yield inner
+            if any(True for _ in _undecided(inner, follow, beginnings)):
+                yield inner
         case _:
             return
+
+
+def _again(node: Repeat, follow: Ranges, beginnings: Beginnings) -> Ranges:
+    """What can follow one turn of a repetition."""
+    return follow if node.most == 1 else characters.union(beginnings.of(node.node), follow)
 
 
 def overlap(sets: Iterable[Ranges]) -> bool:
@@ -71,29 +87,29 @@ def overlap(sets: Iterable[Ranges]) -> bool:
 def _follows(grammar: Grammar, beginnings: Beginnings) -> dict[str, Ranges]:
     """The characters that can follow each rule."""
     follows: dict[str, Ranges] = dict.fromkeys(grammar, NOTHING)
-
-    def visit(node: Node, follow: Ranges) -> None:
-        match node:
-            case Rule(name):
-                follows[name] = characters.union(follows[name], follow)
-            case Concat(parts):
-                for part in reversed(parts):
-                    visit(part, follow)
-                    follow = beginnings.after(part, follow)
-            case Choice(options):
-                for option in options:
-                    visit(option, follow)
-            case Repeat(inner, _, most):
-                visit(inner, follow if most == 1 else characters.union(beginnings.of(inner), follow))
-            case Island(inner):
-                visit(inner, follow)
-
     before: dict[str, Ranges] = {}
     while before != follows:
         before = dict(follows)
         for name, node in grammar.items():
-            visit(node, follows[name])
+            for rule, follow in _followed(node, follows[name], beginnings):
+                follows[rule] = characters.union(follows[rule], follow)
     return follows
+
+
+def _followed(node: Node, follow: Ranges, beginnings: Beginnings) -> Iterator[tuple[str, Ranges]]:
+    """The rules named inside, each with what can follow it there."""
+    match node:
+        case Rule(name):
+            yield name, follow
+        case Concat(parts):
+            for part in reversed(parts):
+                yield from _followed(part, follow, beginnings)
+                follow = beginnings.after(part, follow)
+        case Repeat(inner):
+            yield from _followed(inner, _again(node, follow, beginnings), beginnings)
+        case _:
+            for child in children(node):
+                yield from _followed(child, follow, beginnings)
 
 
 class _Sizes:

@@ -8,6 +8,7 @@ from worker.engines.llama_cpp.grammar.tree import (
     Choice,
     Concat,
     Grammar,
+    Island,
     Node,
     Repeat,
     Rule,
@@ -16,7 +17,7 @@ from worker.engines.llama_cpp.grammar.tree import (
     parts_of,
 )
 
-MAX_OPENED: Final = 2_000
+MAX_OPENED: Final = 5_000
 """Rules and groups that may be written out to find what alternatives have in common."""
 
 Option = tuple[Node, ...]
@@ -35,7 +36,7 @@ class Factoring:
         return {name: self.node(node) for name, node in self._grammar.items()}
 
     def node(self, node: Node) -> Node:
-        """One part, rearranged. Islands stay as they are."""
+        """One part, rearranged."""
         match node:
             case Concat(parts):
                 return concat(*(self.node(part) for part in parts))
@@ -43,6 +44,8 @@ class Factoring:
                 return self._choice([parts_of(option) for option in options])
             case Repeat(inner, least, most):
                 return Repeat(self.node(inner), least, most)
+            case Island(inner):
+                return Island(self.node(inner))
             case _:
                 return node
 
@@ -59,7 +62,9 @@ class Factoring:
         return concat(self.node(head), rest)
 
     def _undecided(self, groups: dict[Node | None, list[Option]]) -> bool:
-        return overlap(self._beginnings.of(Concat((head, *rests[0]))) for head, rests in groups.items() if head is not None)
+        return overlap(
+            self._beginnings.of(Concat((head, *rests[0]))) for head, rests in groups.items() if head is not None
+        )
 
     def _open(self, groups: dict[Node | None, list[Option]]) -> list[Option] | None:
         """The options with their first rule, group or optional part written out; None if there is none, or enough was opened."""

@@ -1,9 +1,9 @@
-"""Grammars as clients write them: GBNF, and what xgrammar's EBNF has in common with it.
+r"""Grammars as clients write them: GBNF, and what xgrammar's EBNF has in common with it.
 
     root ::= "yes" | "no" ("!" | [^a-z0-9.] {2,5})*   # a comment
 
-Rules are `name ::= alternatives`; inside parentheses lines may break anywhere. Escapes in texts and classes are \\n \\r \\t \\\\ \\" \\' \\[ \\]
-\\- \\^ \\xHH \\uHHHH \\UHHHHHHHH. `.` is any character.
+Rules are `name ::= alternatives`; inside parentheses lines may break anywhere, elsewhere before a `|`. Escapes in texts and classes
+are \n \r \t \\ \" \' \[ \] \- \^ \xHH \uHHHH \UHHHHHHHH. `.` is any character.
 """
 
 import re
@@ -11,7 +11,18 @@ from typing import Final
 
 from worker.engines.llama_cpp.grammar import characters
 from worker.engines.llama_cpp.grammar.tree import (
-    ROOT, Chars, Grammar, Node, Repeat, Rule, Unsupported, choice, class_of, concat, repeat, text,
+    ROOT,
+    Chars,
+    Grammar,
+    Node,
+    Repeat,
+    Rule,
+    Unsupported,
+    choice,
+    class_of,
+    concat,
+    repeat,
+    text,
 )
 
 MAX_DEPTH: Final = 64

@@ -1,8 +1,8 @@
-"""Regular expressions, as ECMA-262 means them, as far as they are regular: what remembers or looks around is refused.
+r"""Regular expressions, as ECMA-262 means them, as far as they are regular: what remembers or looks around is refused.
 
-    . \\d \\w \\s \\D \\W \\S [a-z] [^a-z] \\n \\r \\t \\f \\v \\0 \\xHH \\uHHHH \\u{H…}   characters
-    ( ) (?: ) (?<name> ) | * + ? {m} {m,} {m,n}                            structure; `?` behind a repetition changes nothing here
-    ^ $                                                                    at the very beginning and end only
+. \d \w \s \D \W \S [a-z] [^a-z] \n \r \t \f \v \0 \xHH \uHHHH \u{H…}   characters
+( ) (?: ) (?<name> ) | * + ? {m} {m,} {m,n}                            structure; `?` behind a repetition changes nothing here
+^ $                                                                    at the very beginning and end only
 """
 
 import re

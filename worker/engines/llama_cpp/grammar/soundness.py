@@ -20,7 +20,7 @@ from worker.engines.llama_cpp.grammar.tree import (
     children,
 )
 
-MAX_NODES: Final = 30_000
+MAX_NODES: Final = 50_000
 MAX_COMPILED: Final = 100_000
 """Elements llama.cpp may have to build, where it writes repetitions out."""
 MAX_AMBIGUOUS: Final = 1_000

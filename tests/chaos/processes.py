@@ -1,0 +1,115 @@
+"""Workers and a gateway as processes that a test may kill, stop and start again on the same port."""
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+READY_SECONDS = 30.0
+
+
+def free_port() -> int:
+    """A port nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Process:
+    """One of our programs, on one port for all its lives."""
+
+    def __init__(self, package: str, log: Path, *flags: str) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._command = [sys.executable, "-P", "-m", f"{package}.entry", "--port", str(self.port), *flags]
+        self._log = log
+        self._child: subprocess.Popen[bytes] | None = None
+
+    async def start(self) -> None:
+        """Start it, and wait until it answers its health check."""
+        self._spawn()
+        async with asyncio.timeout(READY_SECONDS):
+            while not await asyncio.to_thread(self._healthy):
+                assert self.is_running(), self._log.read_text()
+                await asyncio.sleep(0.02)  # Another process is ready when it says so, and it says so only when asked.
+
+    def _spawn(self) -> None:
+        with self._log.open("ab") as log:
+            self._child = subprocess.Popen(self._command, stdout=log, stderr=log)
+
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._child is not None and self._child.poll() is None
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        assert self._child is not None
+        self._child.send_signal(number)
+
+    def kill(self) -> None:
+        """Pull the plug."""
+        self.send(signal.SIGKILL)
+        assert self._child is not None
+        self._child.wait()
+
+    def wait(self, seconds: float) -> int:
+        """Its exit status, once it has ended by itself."""
+        assert self._child is not None
+        return self._child.wait(seconds)
+
+    def end(self) -> None:
+        """Whatever state it is in, it is gone afterwards."""
+        if self._child is not None and self._child.poll() is None:
+            os.kill(self._child.pid, signal.SIGCONT)
+            self.kill()
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric's samples."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as reply:  # noqa: S310 - our own loopback URL
+            lines = reply.read().decode().splitlines()
+        assert any(line.startswith(f"# TYPE {name} ") for line in lines), f"no metric {name}"
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if re.match(rf"{name}(\{{| )", line))
+
+    def _healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=2) as reply:  # noqa: S310 - our own loopback URL
+                return bool(reply.status == 200)
+        except OSError:
+            return False
+
+
+class Fleet:
+    """One context worker, one generation worker, one gateway."""
+
+    def __init__(self, log: Path, *gateway_flags: str, grace: str = "5") -> None:
+        worker = ("--engine", "scripted", "--internal-key", "chaos", "--grace", "5")
+        self.context = Process("worker", log, *worker, "--role", "context")
+        self.generation = Process("worker", log, *worker, "--role", "generation")
+        legs = ("--context-worker", self.context.url, "--generation-worker", self.generation.url)
+        self.gateway = Process("gateway", log, *legs, "--internal-key", "chaos", "--grace", grace, *gateway_flags)
+
+    @property
+    def all(self) -> list[Process]:
+        """Everything there is, workers first."""
+        return [self.context, self.generation, self.gateway]
+
+
+@contextlib.asynccontextmanager
+async def running(log: Path, *gateway_flags: str, grace: str = "5") -> AsyncIterator[Fleet]:
+    """A fleet that runs, and is gone when the block is left."""
+    fleet = Fleet(log, *gateway_flags, grace=grace)
+    try:
+        await asyncio.gather(fleet.context.start(), fleet.generation.start())
+        await fleet.gateway.start()
+        yield fleet
+    finally:
+        for process in fleet.all:
+            process.end()

@@ -1,0 +1,195 @@
+"""Workers that die, freeze and come back: every client hears the truth, once, and in time."""
+
+import asyncio
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chaos.processes import Fleet, Process, running
+from tests.chaos.raw_client import Got, chat, post
+
+LONG_STREAM = "[[ttft_ms:10]] [[itl_ms:20]] [[tokens:2000]]"
+SLOW_PREFILL = "[[ttft_ms:30000]]"
+IN_TIME = 10.0
+"""Seconds: ten times what a lost connection takes to be told, and a one-second deadline."""
+
+
+def victim(fleet: Fleet, name: str) -> Process:
+    """The worker a test is unkind to."""
+    return fleet.context if name == "context" else fleet.generation
+
+
+async def streaming(fleet: Fleet, script: str, **fields: Any) -> "asyncio.Task[Got | None]":
+    """A stream whose first event is with the client."""
+    begun = asyncio.Event()
+    body = chat("scripted", script, stream=True, **fields)
+    request = asyncio.create_task(post(fleet.gateway.url, body, begun=begun))
+    await begun.wait()
+    return request
+
+
+async def until_prefilling(fleet: Fleet) -> None:
+    """Return once the context leg is open."""
+    async with asyncio.timeout(IN_TIME):
+        while not await asyncio.to_thread(fleet.context.metric, "packrelay_worker_in_flight"):
+            pass
+
+
+async def assert_serves(fleet: Fleet) -> None:
+    """The very next request is answered."""
+    answer = await post(fleet.gateway.url, chat("scripted", "[[text:fine]]"))
+
+    assert answer is not None
+    assert answer.status == 200, answer.body
+
+
+async def assert_idle(fleet: Fleet) -> None:
+    """Every count of something open returns to zero."""
+    open_ = [(fleet.gateway, "packrelay_gateway_worker_legs_in_flight"), (fleet.gateway, "packrelay_gateway_in_flight")]
+    open_ += [(worker, name) for worker in (fleet.context, fleet.generation) for name in ("packrelay_worker_states",)]
+    async with asyncio.timeout(IN_TIME):
+        for process, name in open_:
+            while await asyncio.to_thread(process.metric, name):  # noqa: ASYNC110 - it happens in another process
+                await asyncio.sleep(0.01)  # The count is another process's; asking again is all one can do.
+
+
+async def test_generation_worker_killed_mid_stream_ends_the_stream_with_an_error(tmp_path: Path) -> None:
+    """The client gets what was said, one error record and no `[DONE]`; a worker that comes back is used at once."""
+    async with running(tmp_path / "log") as fleet:
+        request = await streaming(fleet, LONG_STREAM)
+        fleet.generation.kill()
+        killed_at = time.monotonic()
+        got = await request
+
+        assert got is not None
+        assert (got.terminals, got.failed, b"[DONE]" in got.body) == (1, True, False)
+        assert time.monotonic() - killed_at < IN_TIME
+        await fleet.generation.start()
+        await assert_serves(fleet)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_context_worker_killed_in_prefill_is_a_json_error(tmp_path: Path, stream: bool) -> None:
+    """Nothing was relayed yet, so the client gets a status and the error object, streamed or not."""
+    async with running(tmp_path / "log") as fleet:
+        request = asyncio.create_task(post(fleet.gateway.url, chat("scripted", SLOW_PREFILL, stream=stream)))
+        await until_prefilling(fleet)
+        fleet.context.kill()
+        got = await request
+
+        assert got is not None
+        assert got.status in {502, 503}
+        assert got.failed
+        await fleet.context.start()
+        await assert_serves(fleet)
+
+
+@pytest.mark.parametrize("name", ["context", "generation"])
+async def test_frozen_worker_is_noticed_by_its_deadline(tmp_path: Path, name: str) -> None:
+    """A worker that is stopped, its sockets open, costs a client no more than the deadline."""
+    async with running(tmp_path / "log", "--first-byte-timeout", "1", "--idle-timeout", "1") as fleet:
+        victim(fleet, name).send(signal.SIGSTOP)
+        asked_at = time.monotonic()
+        got = await post(fleet.gateway.url, chat("scripted", "hello", stream=True))
+        told_after = time.monotonic() - asked_at
+        victim(fleet, name).send(signal.SIGCONT)
+
+        assert got is not None
+        assert got.status == 504
+        assert told_after < IN_TIME
+        await assert_serves(fleet)
+        await assert_idle(fleet)
+
+
+async def test_worker_frozen_mid_stream_ends_the_stream_with_an_error(tmp_path: Path) -> None:
+    """Silence is an error record once the idle deadline has passed."""
+    async with running(tmp_path / "log", "--idle-timeout", "1") as fleet:
+        request = await streaming(fleet, LONG_STREAM)
+        fleet.generation.send(signal.SIGSTOP)
+        got = await request
+        fleet.generation.send(signal.SIGCONT)
+
+        assert got is not None
+        assert (got.terminals, got.failed) == (1, True)
+
+
+async def test_engine_that_dies_mid_stream_is_told_and_turns_unhealthy(tmp_path: Path) -> None:
+    """The engine's death after three tokens is the client's error record, and the gateway's readiness."""
+    async with running(tmp_path / "log") as fleet:
+        got = await post(fleet.gateway.url, chat("scripted", "[[generation:die_after=3]]", stream=True))
+
+        assert got is not None
+        assert (got.terminals, got.failed, got.body.count(b"data: ") > 1) == (1, True, True)
+
+
+async def test_lost_state_is_made_again_once(tmp_path: Path) -> None:
+    """A hand-off that fails is tried afresh within the budget; when that fails too, the client is told what it was."""
+    async with running(tmp_path / "log") as fleet:
+        got = await post(fleet.gateway.url, chat("scripted", "[[lose_state=1]]"))
+
+        assert got is not None
+        assert got.status == 503
+        assert b"handoff_failed" in got.body
+        await assert_serves(fleet)
+
+
+async def under_load(fleet: Fleet, count: int) -> list[Got | None]:
+    """So many requests, ten at a time, streamed and not."""
+    at_once = asyncio.Semaphore(10)
+
+    async def one(number: int) -> Got | None:
+        async with at_once:
+            body = chat("scripted", "[[ttft_ms:5]] [[itl_ms:2]] [[tokens:40]]", stream=number % 2 == 0, max_tokens=40)
+            return await post(fleet.gateway.url, body)
+
+    return list(await asyncio.gather(*(one(number) for number in range(count))))
+
+
+@pytest.mark.timeout(120)
+async def test_every_request_has_one_end_while_workers_are_killed(tmp_path: Path) -> None:
+    """Either worker dies again and again under load: each request is answered, or told of an error, exactly once."""
+    dice = random.Random(3)
+    async with running(tmp_path / "log") as fleet:
+        load = asyncio.create_task(under_load(fleet, 400))
+        for _ in range(6):
+            await asyncio.sleep(dice.uniform(0.05, 0.4))
+            unlucky = dice.choice([fleet.context, fleet.generation])
+            unlucky.kill()
+            await unlucky.start()
+        answers = await load
+
+        assert all(got is not None and got.status for got in answers)
+        streams = [got for got in answers if got and got.status == 200 and b"data: " in got.body]
+        assert all(got.terminals == 1 for got in streams)
+        assert any(got and got.status == 200 and not got.failed for got in answers)
+        await assert_serves(fleet)
+        await assert_idle(fleet)
+
+
+async def test_termination_lets_streams_finish(tmp_path: Path) -> None:
+    """SIGTERM to every process: a stream that fits in the grace time is complete, and all exit with status 0."""
+    async with running(tmp_path / "log") as fleet:
+        request = await streaming(fleet, "[[itl_ms:5]] [[tokens:100]]", max_tokens=100)
+        for process in fleet.all:
+            process.send(signal.SIGTERM)
+        got = await request
+
+        assert got is not None
+        assert got.body.endswith(b"data: [DONE]\n\n")
+        assert [process.wait(IN_TIME) for process in fleet.all] == [0, 0, 0]
+
+
+async def test_grace_that_runs_out_ends_streams_with_an_error(tmp_path: Path) -> None:
+    """What does not fit in the grace time gets a terminal error record, not a cut connection."""
+    async with running(tmp_path / "log", grace="0.5") as fleet:
+        request = await streaming(fleet, LONG_STREAM)
+        fleet.gateway.send(signal.SIGTERM)
+        got = await request
+
+        assert got is not None
+        assert (got.terminals, got.failed) == (1, True)
+        assert fleet.gateway.wait(IN_TIME) == 0

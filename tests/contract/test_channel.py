@@ -1,0 +1,520 @@
+"""The worker's channel on a real socket: the same answers as over HTTP, and what only a channel has."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import msgspec
+import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+
+from gateway.frames import Frames
+from gateway.links.base import ConnectFailed, Deadlines, Reply, WorkerLost
+from gateway.links.grpc import GrpcLink, Tls, channel_options
+from gateway.links.http import HttpLink
+from schemas.codec import encode_frame, read_chat_view, read_completion_view, read_events
+from schemas.dialect import PACKRELAY, STOCK, Dialect
+from schemas.events import Delta, Done, Started
+from schemas.pb.channel_pb2 import CANCEL, EVENTS, OPEN, PING, REPLY, Frame
+from schemas.pb.channel_pb2_grpc import ChannelAsyncStub, ChannelStub
+from tests.channel_rig import (
+    CHAT,
+    COMPLETIONS,
+    PATIENT,
+    ChannelWorker,
+    channel_worker,
+    chat_frame,
+    open_stream,
+    read_to_end,
+)
+from tests.fakes import ControlledEngine
+from tests.listening import Listening
+from tests.unit.links.raw_server import until
+from tests.unit.links.scripted_channel import Peer, scripted_channel
+from worker import channel
+from worker.app import Front, create_app
+from worker.engines.scripted import create as create_scripted
+
+TAGGED = {"x-trtllm-msgpack": "1"}
+CERTIFICATE = Path(__file__).parents[1] / "unit" / "links" / "tls" / "localhost.crt"
+KEY = CERTIFICATE.with_suffix(".key")
+
+
+@pytest.fixture
+def engine() -> ControlledEngine:
+    """An engine that says what the test has it say."""
+    return ControlledEngine()
+
+
+@pytest.fixture
+async def worker(engine: ControlledEngine) -> AsyncIterator[ChannelWorker]:
+    """A worker's channel."""
+    async with channel_worker(engine) as running:
+        yield running
+
+
+@pytest.fixture
+async def link(worker: ChannelWorker) -> AsyncIterator[GrpcLink]:
+    """The gateway's link to it."""
+    async with GrpcLink(worker.url) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def stub(worker: ChannelWorker) -> AsyncIterator[ChannelAsyncStub]:
+    """A plain gRPC client of it, as other programs have."""
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{worker.port}") as opened:
+        yield ChannelStub(opened)
+
+
+def opening(payload: bytes, number: int = 1, operation: str = CHAT, **headers: str) -> Frame:
+    """An OPEN frame with a tagged payload."""
+    return Frame(stream=number, kind=OPEN, operation=operation, headers=TAGGED | headers, payload=payload)
+
+
+class TestSimpleClients:
+    async def test_call_answers_whole(self, engine: ControlledEngine, stub: ChannelAsyncStub) -> None:
+        """Call gives one REPLY whose payload is the whole completion in msgpack."""
+        call = stub.Call(opening(chat_frame()))
+        (await engine.asked()).say("hello", "stop")
+        reply = await call
+
+        body = msgspec.msgpack.decode(reply.payload)
+        assert (reply.kind, reply.headers["status"]) == (REPLY, "200")
+        assert body["choices"][0]["message"]["content"] == "hello"
+
+    async def test_generate_streams_batches(self, engine: ControlledEngine, stub: ChannelAsyncStub) -> None:
+        """Generate gives EVENTS frames whose events end with done."""
+        call = stub.Generate(opening(chat_frame(stream=True)))
+        (await engine.asked()).say("hello", "stop")
+        events = [event async for frame in call for _, event in read_events(frame.payload)[0]]
+
+        assert [type(event) for event in events] == [Started, Delta, Done]
+
+    async def test_call_refuses_a_stream(self, stub: ChannelAsyncStub) -> None:
+        """A request with `stream` true is a 400 that names the field, not a broken rpc."""
+        reply = await stub.Call(opening(chat_frame(stream=True)))
+
+        assert reply.headers["status"] == "400"
+        assert msgspec.msgpack.decode(reply.payload)["error"]["param"] == "stream"
+
+    async def test_cancelling_the_rpc_aborts_the_engine(self, engine: ControlledEngine, stub: ChannelAsyncStub) -> None:
+        """A client that cancels Generate in mid-stream, or Call during prefill, stops the engine."""
+        stream = stub.Generate(opening(chat_frame(stream=True)))
+        first = await engine.asked(0)
+        first.say("hel")
+        await stream.read()
+        stream.cancel()
+        call = stub.Call(opening(chat_frame()))
+        second = await engine.asked(1)
+        call.cancel()
+
+        await asyncio.wait_for(asyncio.gather(first.closed.wait(), second.closed.wait()), 5)
+        assert len(engine.aborted) == 2
+
+    async def test_json_is_understood_too(self, engine: ControlledEngine, stub: ChannelAsyncStub) -> None:
+        """Without the tag the payload is JSON, as on HTTP."""
+        body = b'{"model":"fake","messages":[{"role":"user","content":"hi"}]}'
+        call = stub.Call(Frame(kind=OPEN, operation=CHAT, payload=body))
+        (await engine.asked()).say("a", "stop")
+
+        assert (await call).headers["status"] == "200"
+
+    @pytest.mark.parametrize("frame", [Frame(), Frame(kind=CANCEL)])
+    async def test_a_first_frame_that_opens_nothing_is_refused(self, stub: ChannelAsyncStub, frame: Frame) -> None:
+        """The rpc itself fails, with a sentence."""
+        with pytest.raises(grpc.aio.AioRpcError, match="OPEN") as refused:
+            await stub.Call(frame)
+
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+class TestExchange:
+    async def test_a_client_that_ends_its_side_is_answered(
+        self, engine: ControlledEngine, stub: ChannelAsyncStub
+    ) -> None:
+        """After done_writing the open requests are finished, and then the rpc ends well."""
+        call = stub.Exchange()
+        await call.write(opening(chat_frame(stream=True)))
+        await call.done_writing()
+        (await engine.asked()).say("hi", "stop")
+        frames = [frame async for frame in call]
+
+        assert {frame.kind for frame in frames} == {EVENTS}
+        assert await call.code() is grpc.StatusCode.OK
+
+    async def test_a_request_that_cannot_be_read_fails_alone(self, engine: ControlledEngine, link: GrpcLink) -> None:
+        """A malformed payload is a 400 of its own stream; another request on the same channel is answered."""
+        going = asyncio.create_task(open_stream(link))
+        sequence = await engine.asked()
+        broken = await link.call(CHAT, b"\xc1", {}, PATIENT)
+        sequence.say("fine", "stop")
+
+        assert broken.status == 400
+        assert b"fine" in await read_to_end(await going)
+        assert link.dials == 1
+
+    async def test_a_number_used_twice_is_a_broken_client(self, stub: ChannelAsyncStub) -> None:
+        """The rpc ends with INVALID_ARGUMENT."""
+        call = stub.Exchange()
+        await call.write(opening(b"\xc1"))
+        await call.write(opening(b"\xc1"))
+        with pytest.raises(grpc.aio.AioRpcError, match="grow") as refused:
+            _ = [frame async for frame in call]
+
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    async def test_an_rpc_that_ends_cancels_its_requests(
+        self, engine: ControlledEngine, stub: ChannelAsyncStub
+    ) -> None:
+        """Every request of a client that has gone is aborted."""
+        call = stub.Exchange()
+        await call.write(opening(chat_frame(stream=True), 1))
+        await call.write(opening(chat_frame(), 2))
+        sequences = [await engine.asked(0), await engine.asked(1)]
+        call.cancel()
+
+        await asyncio.wait_for(asyncio.gather(*(sequence.closed.wait() for sequence in sequences)), 5)
+
+    async def test_cancel_is_idempotent(self, engine: ControlledEngine, stub: ChannelAsyncStub) -> None:
+        """CANCEL twice, of a finished request, and of one never opened: nothing happens beyond the one abort."""
+        call = stub.Exchange()
+        await call.write(opening(chat_frame(stream=True)))
+        sequence = await engine.asked()
+        for number in (1, 1, 77):
+            await call.write(Frame(stream=number, kind=CANCEL))
+        await sequence.closed.wait()
+        await call.write(Frame(stream=1, kind=CANCEL))
+        await call.write(Frame(kind=PING, payload=b"still there"))
+
+        answer = await call.read()
+        assert (isinstance(answer, Frame) and answer.payload, len(engine.aborted)) == (b"still there", 1)
+
+    async def test_everything_ready_is_one_message(self, engine: ControlledEngine, link: GrpcLink) -> None:
+        """What 32 streams say in one turn of the loop takes far fewer than 32 messages."""
+        opening_all = [asyncio.create_task(open_stream(link)) for _ in range(32)]
+        sequences = [await engine.asked(number) for number in range(32)]
+        for sequence in sequences:
+            sequence.say("a")
+        streams = [await task for task in opening_all]
+        assert link.exchange is not None
+        before = link.exchange.messages
+        for sequence in sequences:
+            sequence.say("b", "stop")
+        for stream in streams:
+            await read_to_end(stream)
+
+        assert link.exchange.messages - before <= 4
+
+    async def test_a_slow_start_is_refused_when_full(self) -> None:
+        """More requests than the worker holds are answered 429 with Retry-After, over the channel as over HTTP."""
+        engine = ControlledEngine()
+        async with channel_worker(engine, max_requests=1) as worker, GrpcLink(worker.url) as link:
+            first = asyncio.create_task(open_stream(link))
+            await engine.asked()
+            refused = await open_stream(link)
+            first.cancel()
+
+        assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+
+
+class TestLimits:
+    async def test_a_request_above_the_workers_limit_is_a_413(self) -> None:
+        """A gateway with a larger limit hears 413 for the request, and its channel goes on."""
+        async with (
+            channel_worker(ControlledEngine(), max_body_bytes=1000) as worker,
+            GrpcLink(worker.url) as link,
+        ):
+            reply = await link.call(CHAT, chat_frame("x" * 1000), {}, PATIENT)
+
+            assert reply.status == 413
+            assert (await link.get("/health", PATIENT)).status == 200
+
+    async def test_a_reply_above_the_limit_is_a_413(self) -> None:
+        """A whole reply that would not fit into a message is refused before it is sent."""
+        engine = ControlledEngine(context_length=4096)
+        async with channel_worker(engine, max_reply_bytes=2000) as worker, GrpcLink(worker.url) as link:
+            call = asyncio.create_task(link.call(CHAT, chat_frame(), {}, PATIENT))
+            (await engine.asked()).say("x" * 2000, "stop")
+            reply = await call
+
+        assert (reply.status, b"reply_too_large" in reply.body) == (413, True)
+
+    async def test_an_event_above_the_limit_fails_its_stream(self) -> None:
+        """The stream ends with an error record; what fits is split over several messages."""
+        engine = ControlledEngine(context_length=8192)
+        async with channel_worker(engine, max_reply_bytes=2000) as worker, GrpcLink(worker.url) as link:
+            opened = asyncio.create_task(open_stream(link))
+            sequence = await engine.asked()
+            sequence.say("x" * 500)
+            stream = await opened
+            sequence.say("y" * 2500)
+            seen = await read_to_end(stream)
+
+        assert b"x" * 500 in seen
+        assert b"reply_too_large" in seen
+        assert b"[DONE]" not in seen
+
+
+class TestDraining:
+    async def test_a_worker_that_drains_says_so(
+        self, engine: ControlledEngine, worker: ChannelWorker, link: GrpcLink
+    ) -> None:
+        """GOAWAY reaches the link, the open stream finishes, and health says NOT_SERVING."""
+        opened = asyncio.create_task(open_stream(link))
+        sequence = await engine.asked()
+        sequence.say("he")
+        stream = await opened
+        worker.service.drain()
+        await worker.server.drain()
+        await until(lambda: link.exchange is not None and link.exchange.draining)
+        refused = await open_stream(link)
+        sequence.say("llo", "stop")
+
+        assert refused.status == 503
+        assert (await read_to_end(stream)).endswith(b"[DONE]\n\n")
+        assert await health(worker.port) == health_pb2.HealthCheckResponse.NOT_SERVING
+
+    async def test_stopping_writes_what_was_said(
+        self, engine: ControlledEngine, worker: ChannelWorker, link: GrpcLink
+    ) -> None:
+        """The last words of a worker arrive although it stops right after them; a stream it never finished is lost."""
+        whole, cut = [asyncio.create_task(open_stream(link)) for _ in range(2)]
+        for number in range(2):
+            (await engine.asked(number)).say("a")
+        streams = [await whole, await cut]
+        engine.sequences[0].say("b", "stop")
+        await until(lambda: worker.service.in_flight == 1)
+        await worker.server.stop()
+
+        assert (await read_to_end(streams[0])).endswith(b"[DONE]\n\n")
+        with pytest.raises(WorkerLost):
+            await read_to_end(streams[1])
+
+
+class TestKeys:
+    @pytest.mark.parametrize(("shown", "status"), [("right", 200), ("wrong", 401), (None, 401)])
+    async def test_the_shared_key_is_checked(self, shown: str | None, status: int) -> None:
+        """Every request shows the key in its own headers, or is answered 401."""
+        async with (
+            channel_worker(ControlledEngine(), key="right") as worker,
+            GrpcLink(worker.url, key=shown) as link,
+        ):
+            assert (await link.get("/health", PATIENT)).status == status
+
+
+class TestTls:
+    async def test_a_certificate_is_checked(self) -> None:
+        """A link that trusts the worker's certificate gets through, one that does not is refused."""
+        server_tls = channel.Tls(certificate=CERTIFICATE, key=KEY)
+        async with channel_worker(ControlledEngine(), tls=server_tls) as worker:
+            url = f"grpc://localhost:{worker.port}"
+            async with GrpcLink(url, tls=Tls(ca=CERTIFICATE.read_bytes())) as link:
+                assert (await link.get("/health", PATIENT)).status == 200
+            async with GrpcLink(url, tls=Tls()) as link:
+                with pytest.raises(ConnectFailed):
+                    await link.get("/health", PATIENT)
+
+    async def test_mutual_tls_asks_for_a_certificate(self) -> None:
+        """With a CA the worker takes only clients that show a certificate signed by it."""
+        server_tls = channel.Tls(certificate=CERTIFICATE, key=KEY, ca=CERTIFICATE)
+        pem, key = CERTIFICATE.read_bytes(), KEY.read_bytes()
+        async with channel_worker(ControlledEngine(), tls=server_tls) as worker:
+            url = f"grpc://localhost:{worker.port}"
+            async with GrpcLink(url, tls=Tls(ca=pem, certificate=pem, key=key)) as link:
+                assert (await link.get("/health", PATIENT)).status == 200
+            async with GrpcLink(url, tls=Tls(ca=pem)) as link:
+                with pytest.raises(ConnectFailed):
+                    await link.get("/health", PATIENT)
+
+
+async def health(port: int, service: str = channel.SERVICE) -> int:
+    """What the standard health service says. Called by name: its own stub has no types."""
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as opened:
+        check = opened.unary_unary(
+            "/grpc.health.v1.Health/Check",
+            health_pb2.HealthCheckRequest.SerializeToString,
+            health_pb2.HealthCheckResponse.FromString,
+        )
+        return int((await check(health_pb2.HealthCheckRequest(service=service))).status)
+
+
+class TestStandardServices:
+    async def test_health_is_serving(self, worker: ChannelWorker) -> None:
+        """grpc.health.v1 knows the whole server and our service."""
+        assert {await health(worker.port), await health(worker.port, "")} == {health_pb2.HealthCheckResponse.SERVING}
+
+    async def test_reflection_lists_and_describes(self, worker: ChannelWorker) -> None:
+        """A client that knows nothing finds the services, Frame's fields, and then calls health."""
+        ask = reflection_pb2.ServerReflectionRequest
+        questions = [ask(list_services=""), ask(file_containing_symbol="packrelay.v1.Frame")]
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{worker.port}") as opened:
+            reflect = opened.stream_stream(
+                "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+                ask.SerializeToString,
+                reflection_pb2.ServerReflectionResponse.FromString,
+            )
+            listed, described = [answer async for answer in reflect(iter(questions))]
+
+        services = {service.name for service in listed.list_services_response.service}
+        file = FileDescriptorProto.FromString(described.file_descriptor_response.file_descriptor_proto[0])
+        assert services >= {"packrelay.v1.Channel", "grpc.health.v1.Health"}
+        assert [field.name for field in file.message_type[0].field][:2] == ["stream", "kind"]
+
+
+class TestKeepalive:
+    async def test_pings_never_end_a_silent_channel(self, engine: ControlledEngine, worker: ChannelWorker) -> None:
+        """A client that pings every 20 ms while the worker says nothing is not sent GOAWAY too_many_pings: the call is answered.
+
+        At 20 s between pings, 120 s of silence are 6 of them; here are at least 20.
+        """
+        eager = dict(channel_options(1 << 20, 1 << 20)) | {"grpc.keepalive_time_ms": 20}
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{worker.port}", options=list(eager.items())) as opened:
+            stub: ChannelAsyncStub = ChannelStub(opened)
+            call = stub.Call(opening(chat_frame()))
+            sequence = await engine.asked()
+            done, _ = await asyncio.wait({asyncio.ensure_future(call.code())}, timeout=0.5)
+            sequence.say("hi", "stop")
+
+            assert (done, (await call).headers["status"]) == (set(), "200")
+
+
+CHATS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "tools": {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "x": [1.5]}}}]},
+    "nulls": {"top_k": 0, "seed": None, "stop": ["a", "é"], "logit_bias": {"5": -1}},
+    "stream": {"stream": True, "stream_options": {"include_usage": True}},
+}
+PROMPTS: dict[str, Any] = {"text": "hi", "texts": ["a", "b"], "ids": [1, 2, 3], "batches": [[1], [2, 3]]}
+
+
+class TestSameBytes:
+    """The payload of OPEN is the body HTTP would carry."""
+
+    async def recorded(self, frame: bytes, operation: str) -> tuple[bytes, bytes]:
+        """What a server is sent for one frame: over HTTP, and over the channel."""
+        bodies: list[bytes] = []
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            """Any: ASGI."""
+            body = b""
+            while (message := await receive())["type"] == "http.request":
+                body += message["body"]
+                if not message["more_body"]:
+                    break
+            bodies.append(body)
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+            await send({"type": "http.response.body", "body": b"{}"})
+
+        async with Listening(app, lifespan="off") as listening:
+            link = HttpLink(listening.url)
+            await link.call(operation, frame, {}, PATIENT)
+            await link.close()
+        return bodies[0], await payload_of(frame, operation)
+
+    @pytest.mark.parametrize("fields", CHATS.values(), ids=CHATS)
+    @pytest.mark.parametrize("dialect", [STOCK, PACKRELAY], ids=["plain", "deferred"])
+    async def test_of_every_chat_form(self, dialect: Dialect, fields: dict[str, Any]) -> None:
+        """Plain and deferred form, with tools, nulls and options: the bytes are one and the same."""
+        body = msgspec.json.encode({"model": "m", "messages": [{"role": "user", "content": "grüß"}]} | fields)
+        frame = Frames(read_chat_view(body)[0]).frame(dialect)
+
+        assert await self.recorded(frame, CHAT) == (frame, frame)
+
+    @pytest.mark.parametrize("prompt", PROMPTS.values(), ids=PROMPTS)
+    async def test_of_every_prompt(self, prompt: Any) -> None:
+        """Text, texts, ids and lists of ids. Any: prompts."""
+        body = msgspec.json.encode({"model": "m", "prompt": prompt, "echo": False})
+        frame = Frames(read_completion_view(body)[0]).frame(STOCK)
+
+        assert await self.recorded(frame, COMPLETIONS) == (frame, frame)
+
+
+async def payload_of(frame: bytes, operation: str) -> bytes:
+    """The payload that arrives at a channel for a frame."""
+    arrived: list[Frame] = []
+
+    async def script(peer: Peer) -> None:
+        arrived.append(await peer.receive())
+        await peer.reply(arrived[0].stream, {})
+        await peer.gone()
+
+    async with scripted_channel(script) as url, GrpcLink(url) as link:
+        await link.call(operation, frame, {}, PATIENT)
+    assert arrived[0].operation == operation
+    return arrived[0].payload
+
+
+STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": (CHAT, {"messages": [{"role": "user", "content": "Tell me more."}]}),
+    "chat n=2 with usage": (
+        CHAT,
+        {"messages": [{"role": "user", "content": "hi"}], "n": 2, "stream_options": {"include_usage": True}},
+    ),
+    "chat with running usage and logprobs": (
+        CHAT,
+        {
+            "messages": [{"role": "user", "content": "hi"}],
+            "logprobs": True,
+            "top_logprobs": 2,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        },
+    ),
+    "completion": (COMPLETIONS, {"prompt": "Once upon", "logprobs": 1, "echo": True}),
+    "refused": (CHAT, {"messages": [{"role": "user", "content": "hi"}], "temperature": -1}),
+    "another model": (CHAT, {"messages": [{"role": "user", "content": "hi"}], "model": "other"}),
+    "fault after 3": (CHAT, {"messages": [{"role": "user", "content": "[[fault:error_after=3]] hi"}]}),
+}
+_OWN = re.compile(rb'"created":\d+')
+
+
+class TestSameAnswers:
+    """One worker, both links: what a client sees does not depend on the link."""
+
+    @pytest.mark.parametrize(("operation", "fields"), STREAMS.values(), ids=STREAMS)
+    @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+    async def test_over_both_links(self, operation: str, fields: dict[str, Any], *, stream: bool) -> None:
+        """Status and bytes are equal, save `created`."""
+        over_http, over_grpc = await both_answers(operation, {"max_tokens": 8, "stream": stream} | fields)
+
+        assert (over_grpc.status, _records(over_grpc.body)) == (over_http.status, _records(over_http.body))
+
+
+def _records(body: bytes) -> list[bytes]:
+    """The records in an order that does not depend on which choice was faster, without `created`."""
+    return sorted(_OWN.sub(b"", body).split(b"\n\n"), key=lambda record: b'"index":1' in record)
+
+
+async def both_answers(operation: str, fields: dict[str, Any]) -> tuple[Reply, Reply]:
+    """What one scripted worker answers over HTTP and over its channel."""
+    engine = create_scripted(None, {"seconds_per_token": "0.001"})
+    async with channel_worker(engine) as worker:
+        model = worker.service.model
+        if not fields.get("stream"):
+            fields = {name: value for name, value in fields.items() if name != "stream_options"}
+        frame = encode_frame({"model": model} | fields)
+        app = create_app(worker.service, Front(max_body_bytes=1 << 20))
+        async with Listening(app, lifespan="off") as listening:
+            links = (HttpLink(listening.url), GrpcLink(worker.url))
+            answers = [await _answer(link, operation, frame, stream=fields["stream"]) for link in links]
+            for link in links:
+                await link.close()
+        await engine.close()
+    return answers[0], answers[1]
+
+
+async def _answer(link: HttpLink | GrpcLink, operation: str, frame: bytes, *, stream: bool) -> Reply:
+    headers = {"x-packrelay-request-id": "same"}
+    deadlines = Deadlines(connect=5, first_byte=10, idle=10, total=20)
+    if not stream:
+        return await link.call(operation, frame, headers, deadlines)
+    opened = await link.stream(operation, frame, headers, deadlines)
+    body = await opened.body()
+    opened.close()
+    return Reply(opened.status, opened.headers, body)

@@ -1,0 +1,175 @@
+"""The process around one engine: load it, listen, serve, and stop in order.
+
+The socket is bound first, so that a taken port fails before a model is loaded, but it listens only once the engine runs: whoever
+can connect is served.
+"""
+
+import asyncio
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+import structlog
+import uvicorn
+from fastapi import FastAPI
+
+from worker.app import Front, create_app
+from worker.config import WorkerConfig
+from worker.engines import create_engine
+from worker.engines.base import Engine, EngineFacts
+from worker.handoff import HandoffClient, Reason
+from worker.handoff_store import HandoffStore
+from worker.legs import Handoffs
+from worker.metrics import Counters
+from worker.service import Service
+
+KEEP_ALIVE_SECONDS: Final = 75
+"""Longer than any client keeps an idle connection: the one who reuses it must be the one who gives it up."""
+CONNECTIONS_SECONDS: Final = 2
+"""How long connections may take to close once nothing is served any more."""
+ENGINE_SECONDS: Final = 10.0
+"""How long an engine may take to end."""
+
+_log = structlog.get_logger(__name__)
+
+
+class Life:
+    """Where a worker stands. The first SIGINT or SIGTERM asks for an orderly end, the second one for a quick one."""
+
+    def __init__(self) -> None:
+        self.listening = asyncio.Event()
+        self.stopping = asyncio.Event()
+        self.hurry = asyncio.Event()
+
+    def listen_to_signals(self) -> None:
+        """From here on, until the process ends."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.stop)
+
+    def stop(self) -> None:
+        """What a signal does."""
+        if self.stopping.is_set():
+            self.hurry.set()
+        self.stopping.set()
+
+
+class Server(uvicorn.Server):
+    """Serves one app until its life ends. That end is an ordered list, each step bounded."""
+
+    def __init__(self, app: FastAPI, service: Service, grace: float, life: Life) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=CONNECTIONS_SECONDS,
+            )
+        )
+        self._service = service
+        self._grace = grace
+        self._life = life
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Nothing: signals are `Life`'s."""
+        yield
+
+    async def main_loop(self) -> None:
+        """Wait for the end of the life; uvicorn's own loop looks for it ten times a second."""
+        while not self._life.stopping.is_set():
+            await self.on_tick(0)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._life.stopping.wait()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say so: `worker.listening` names the real port."""
+        await super().startup(sockets)
+        self._life.listening.set()
+        host, port = self.servers[0].sockets[0].getsockname()[:2]
+        _log.info(
+            "worker.listening", host=host, port=port, model=self._service.model, url=self._service.handoffs.base_url
+        )
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """The order: not ready, running requests, the rest told and aborted, kept states, listener and connections."""
+        self._service.drain()
+        # The listener stays open meanwhile: new requests hear 503, and other workers fetch the states made for them.
+        await self._service.finish(self._grace, self._life.hurry)
+        await super().shutdown(sockets)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket bound but not listening. Raises OSError when the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Named as TCP: asyncio switches Nagle's algorithm off only on what says so (uvloop always does).
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError:
+        listener.close()
+        raise
+    listener.set_inheritable(False)
+    return listener
+
+
+async def run_worker(config: WorkerConfig, listener: socket.socket) -> None:
+    """Make the engine and serve it on a bound socket until a signal. Raises EngineError when it cannot be loaded."""
+    life = Life()
+    life.listen_to_signals()
+    await serve_engine(create_engine(config.engine, config.model, config.engine_options()), config, listener, life)
+
+
+async def serve_engine(engine: Engine, config: WorkerConfig, listener: socket.socket, life: Life) -> None:
+    """Start an engine, serve it until its life is to end, close it. Raises EngineError when it cannot be started."""
+    try:
+        facts = await _facts(engine, life)
+        if facts is not None:
+            service = _service(config, engine, facts, listener)
+            app = create_app(service, Front.of(config))
+            await Server(app, service, config.grace, life).serve(sockets=[listener])
+    finally:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ENGINE_SECONDS):
+                await engine.close()
+        _log.info("worker.stopped")
+
+
+async def _facts(engine: Engine, life: Life) -> EngineFacts | None:
+    """What a started engine is; None if the process is to stop while it loads."""
+    loading = asyncio.create_task(engine.start(), name="engine-start")
+    stopping = asyncio.create_task(life.stopping.wait(), name="stopping")
+    await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if loading.done():
+        return loading.result()
+    loading.cancel()
+    await asyncio.wait({loading}, timeout=ENGINE_SECONDS)
+    return None
+
+
+def _service(config: WorkerConfig, engine: Engine, facts: EngineFacts, listener: socket.socket) -> Service:
+    counters = Counters()
+
+    def dropped(reason: Reason) -> None:
+        counters.handoff_errors[reason] += 1
+
+    handoffs = Handoffs(
+        facts,
+        HandoffStore(config.handoff_bytes, config.handoff_seconds, dropped),
+        HandoffClient(config.internal_key, frozenset(config.peer), config.handoff_bytes),
+        config.base_url(listener.getsockname()[1]),
+        counters,
+    )
+    model = config.served_model_name or facts.model
+    return Service(engine, facts, handoffs, counters, model=model, max_requests=config.max_requests)
