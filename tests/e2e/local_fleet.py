@@ -31,7 +31,7 @@ class LocalFleet:
         """The sum of a metric's samples at one process."""
         with urllib.request.urlopen(f"{base}/metrics", timeout=10) as reply:  # noqa: S310 - our own loopback URL
             lines = reply.read().decode().splitlines()
-        assert any(line.startswith(f"# TYPE {name.removesuffix('_total')} ") for line in lines), f"no metric {name}"
+        assert any(line.startswith(f"# TYPE {name} ") for line in lines), f"no metric {name}"
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if re.match(rf"{name}(\{{| )", line))
 
     def stop(self) -> int:
