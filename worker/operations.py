@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
-from typing import Final
+from typing import Final, Self
 
 from msgspec import Struct
 
@@ -27,7 +27,8 @@ from schemas.openai.errors import ErrorKind, ServingError, invalid
 from schemas.openai.models import Model, ModelList
 from schemas.server_info import PackrelayInfo, ServerInfo
 from worker.answer import Request
-from worker.engines.base import Capability, Leg
+from worker.config import WorkerConfig
+from worker.engines.base import Leg
 from worker.handoff import check_generation
 from worker.legs import leg_of, params_of
 from worker.reply import Call
@@ -50,34 +51,44 @@ _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _NUMBER: Final = re.compile(r"-?[0-9]{1,15}")
 
 
-class Terms(Struct, frozen=True, kw_only=True):
-    """What this worker publishes and asks for: its role, its channel's port, the shared key, the largest body in bytes."""
+class Front(Struct, frozen=True, kw_only=True):
+    """What callers find in front of the service: its role, its channel's port, the shared key, the largest body in bytes."""
 
     role: str = "both"
     grpc_port: int | None = None
     internal_key: str | None = None
     max_body_bytes: int
 
+    @classmethod
+    def of(cls, config: WorkerConfig, grpc_port: int | None = None) -> Self:
+        """The part of the configuration that callers meet. `grpc_port` is the channel's real one."""
+        return cls(
+            role=config.role,
+            grpc_port=grpc_port,
+            internal_key=config.internal_key,
+            max_body_bytes=config.max_body_bytes,
+        )
+
 
 class Operations:
     """One service as its callers see it. Headers are given by lower-case names."""
 
-    def __init__(self, service: Service, terms: Terms) -> None:
+    def __init__(self, service: Service, front: Front) -> None:
         self.service = service
-        self._terms = terms
+        self._front = front
         self._created = int(time.time())
 
     def check_key(self, headers: Mapping[str, str]) -> None:
         """Raise a 401 if there is a shared key and the caller does not show it as `authorization: Bearer KEY`."""
-        key = self._terms.internal_key
+        key = self._front.internal_key
         shown = headers.get("authorization", "")
         if key is not None and not hmac.compare_digest(f"Bearer {key}".encode(), shown.encode()):
             raise ServingError(ErrorKind.UNAUTHENTICATED, "The worker's key is missing or wrong.", code="invalid_key")
 
     def read(self, operation: str, headers: Mapping[str, str], body: bytes) -> Call:
         """A request for an answer, read and checked. Raises ServingError. An empty body is an empty map."""
-        if len(body) > self._terms.max_body_bytes:
-            message = f"The request body is larger than {self._terms.max_body_bytes} bytes."
+        if len(body) > self._front.max_body_bytes:
+            message = f"The request body is larger than {self._front.max_body_bytes} bytes."
             raise ServingError(ErrorKind.TOO_LARGE, message, code="body_too_large")
         tagged = headers.get(MSGPACK_HEADER) == MSGPACK_HEADER_VALUE
         return self.accept(headers, _READERS[operation, tagged](body or _EMPTY[tagged]))
@@ -87,7 +98,7 @@ class Operations:
         self.service.check_model(request.model)
         params = params_of(request)
         if params is not None and leg_of(params) is Leg.GENERATION:
-            check_generation(self._terms.internal_key, headers.get(DISAGG_AUTH_HEADER), params)
+            check_generation(self._front.internal_key, headers.get(DISAGG_AUTH_HEADER), params)
         given = headers.get(REQUEST_ID_HEADER, "")
         milliseconds = milliseconds_of(headers, DEADLINE_HEADER)
         return Call(
@@ -109,20 +120,18 @@ class Operations:
     def server_info(self) -> ServerInfo:
         """The body of `/server_info`."""
         facts = self.service.facts
-        hands_over = Capability.HANDOFF in facts.capabilities
         ours = PackrelayInfo(
             frames=FRAMES_VERSION,
             deferred=True,
-            grpc_port=self._terms.grpc_port,
+            grpc_port=self._front.grpc_port,
             model=self.service.model,
             engine=facts.engine,
             version=version("packrelay"),
-            role=self._terms.role,
+            role=self._front.role,
             max_model_len=facts.context_length,
         )
         return ServerInfo(
-            # A list, as stock workers have it: one address per rank, the orchestrator takes the first.
-            disaggregated_params={"ctx_info_endpoint": [self.service.handoffs.base_url]} if hands_over else {},
+            disaggregated_params=self.service.handoffs.published,
             max_batch_size=facts.max_batch_size,
             packrelay=ours,
         )

@@ -92,8 +92,7 @@ class RecordStream:
         """The records of all events that are here, whole ones; `b""` after the terminal."""
         events, self._first = self._first, []
         while events := events or await self._events.read():
-            records = b"".join([self._record(event) for event in events])
-            if records:
+            if records := self._records(events):
                 return records
             events = []
         return b""
@@ -109,12 +108,17 @@ class RecordStream:
         """Cancel the request if it is not complete."""
         self._events.close()
 
-    def _record(self, event: Event) -> bytes:
-        if isinstance(event, Failed):
-            # What a worker says of its failure is for clients only once it was cleaned, as over HTTP.
-            error = error_of(event)
-            return b"data: %b\n\n" % encode_json(lift_error(encode_json(error.body()), error.status))
-        return self._chunks.records(event)
+    def _records(self, events: list[Event]) -> bytes:
+        last = events[-1]
+        if isinstance(last, Failed):
+            return b"".join([*map(self._chunks.records, events[:-1]), _cleaned(last)])
+        return b"".join(map(self._chunks.records, events))
+
+
+def _cleaned(failed: Failed) -> bytes:
+    """The record of a failure. What a worker says of it is for clients only once it was cleaned, as over HTTP."""
+    error = error_of(failed)
+    return b"data: %b\n\n" % encode_json(lift_error(encode_json(error.body()), error.status))
 
 
 class WholeReplyStream:

@@ -7,7 +7,7 @@ from typing import Final, Protocol, Self
 
 from gateway.links.base import BadReply, Deadlines, LinkError, Reply, WorkerLost, WorkerSilent
 from gateway.links.event_buffer import EventBuffer
-from schemas.events import Done, Event, Failed, Started
+from schemas.events import Delta, Event, Started
 
 NEVER: Final = float("-inf")
 
@@ -117,11 +117,11 @@ class EventStream:
     def put(self, event: Event) -> None:
         """Take one event. `wake` follows when all of a batch were put."""
         self._buffer.put(event)
-        if isinstance(event, Done | Failed):
+        if isinstance(event, Delta):
+            self._begun = True
+        elif not isinstance(event, Started):
             self.ended = True
             self._stop_timer()
-        elif not isinstance(event, Started):
-            self._begun = True
 
     def wake(self, now: float) -> None:
         """Events were put. A reader that was served less than a window ago waits for its end; the first and the last never wait."""

@@ -201,6 +201,7 @@ class GrpcLink:
 
     async def call(self, operation: str, frame: bytes, headers: Mapping[str, str], deadlines: Deadlines) -> Reply:
         """Send one frame and wait for the whole reply: JSON, or msgpack if `headers` accept that."""
+        headers = {name.lower(): value for name, value in headers.items()}
         reply = await self._whole(operation, frame, headers, deadlines)
         packed = reply.status == 200 and MSGPACK_TYPE in headers.get("accept", "")
         return reply if packed else as_json(reply)
@@ -209,6 +210,7 @@ class GrpcLink:
         self, operation: str, frame: bytes, headers: Mapping[str, str], deadlines: Deadlines
     ) -> ReplyStream:
         """Send one frame and return when the worker has begun to answer, or has refused."""
+        headers = {name.lower(): value for name, value in headers.items()}
         opened = await self._open(operation, frame, headers, deadlines)
         if isinstance(opened, Reply):
             return WholeReplyStream(opened)
@@ -245,7 +247,8 @@ class GrpcLink:
 
         Close the stream, or use it as a context: leaving early cancels the request. LinkError as for the other calls.
         """
-        opened = await self._open(operation, frame, headers or {}, deadlines)
+        headers = {name.lower(): value for name, value in (headers or {}).items()}
+        opened = await self._open(operation, frame, headers, deadlines)
         if isinstance(opened, Reply):
             raise _refused(opened)
         try:
@@ -279,7 +282,7 @@ class GrpcLink:
     async def _open(
         self, operation: str, frame: bytes, headers: Mapping[str, str], deadlines: Deadlines
     ) -> EventStream | Reply:
-        """Send a request; or the answer at once, where sending it makes no sense."""
+        """Send a request; or the answer at once, where sending it makes no sense. `headers` have lower-case names."""
         if len(frame) > self._max_frame_bytes:
             message = f"The request body is larger than {self._max_frame_bytes} bytes."
             return refusal(ServingError(ErrorKind.TOO_LARGE, message, code="body_too_large"))
@@ -289,8 +292,7 @@ class GrpcLink:
         if exchange.draining:
             message = "The server is shutting down."
             return refusal(ServingError(ErrorKind.UNAVAILABLE, message, code="shutting_down", retry_after=1))
-        sent = {name.lower(): value for name, value in headers.items()} | self._own_headers
-        sent[MSGPACK_HEADER] = MSGPACK_HEADER_VALUE
+        sent = {**headers, **self._own_headers, MSGPACK_HEADER: MSGPACK_HEADER_VALUE}
         sent.setdefault(DEADLINE_HEADER, str(int(deadlines.total * 1000) or 1))
         return exchange.open(operation, frame, sent, deadlines, give_up)
 

@@ -1,0 +1,37 @@
+"""Which link a worker is spoken to over: by its URL, and by what the operator chose for those that leave it open."""
+
+import os
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from gateway.config import GatewayConfig
+from gateway.links.base import Link
+from gateway.links.http import HttpLink
+
+
+class LinkRefused(Exception):
+    """There can be no such link: a file cannot be read, or the extra is not installed. The message is for the operator."""
+
+
+def link_of(config: GatewayConfig, url: str) -> Link:
+    """The link to the worker at a URL. Raises LinkRefused."""
+    if config.link == "http" and urlsplit(url).scheme != "grpc":
+        return HttpLink(url)
+    # gRPC's own library writes lines of its own to stderr, where our logs are JSON.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    try:
+        from gateway.links.grpc import GrpcLink, Tls
+    except ModuleNotFoundError as error:
+        raise LinkRefused(f"--link grpc needs the extra `grpc`: pip install 'packrelay[grpc]' ({error}).") from error
+    tls = None
+    if config.link_tls_ca is not None or config.link_tls_cert is not None:
+        pems = [_read(path) for path in (config.link_tls_ca, config.link_tls_cert, config.link_tls_key)]
+        tls = Tls(ca=pems[0], certificate=pems[1], key=pems[2])
+    return GrpcLink(url, key=config.internal_key, tls=tls)
+
+
+def _read(path: Path | None) -> bytes | None:
+    try:
+        return None if path is None else path.read_bytes()
+    except OSError as error:
+        raise LinkRefused(f"{path} cannot be read: {error.strerror or error}.") from error
