@@ -16,6 +16,7 @@ from schemas.openai.usage import PromptTokensDetails, Usage, usage_of
 from worker.engines.base import (
     Capability,
     Engine,
+    EngineError,
     EngineFacts,
     HandoffFailed,
     Leg,
@@ -61,7 +62,11 @@ class Answer:
         params = params_of(request)
         leg = leg_of(params)
         # Rendering and tokenising a long prompt would hold up everybody else's tokens.
-        plan = await asyncio.to_thread(self._plan, request)
+        try:
+            plan = await asyncio.to_thread(self._plan, request)
+        except EngineError as error:
+            # Its tokenizer may be gone with the engine.
+            raise told(error) from error
         if params is None or leg is Leg.BOTH:
             way = self._whole(plan)
         else:
@@ -105,6 +110,7 @@ class Answer:
             prompt=sequence.prompt,
             sampling=structs.replace(sequence.sampling, max_tokens=1),
             leg=Leg.CONTEXT,
+            handoff=params,
         )
         # The prompt's echo is the generation leg's to give, with the log probabilities that are kept for it.
         whole = structs.replace(sequence, output=structs.replace(sequence.output, prompt_only=False))
@@ -121,9 +127,11 @@ class Answer:
     ) -> DisaggregatedParams:
         state = live.state if live.pending else None
         prefill = Prefill(outputs=live.kept, usage=usage, state=state, echo=sequence.output.echo)
+        if live.pending and live.handoff is not None:
+            return self._handoffs.told_by_engine(params, live.handoff)
         if live.pending and prefill.state is None:
             raise told(HandoffFailed("The engine reported no state."))
-        if prefill.state is None and not is_early(params):
+        if prefill.state is None and (self._native or not is_early(params)):
             return self._handoffs.unkept(params, prefill)
         # A generation leg that was started with this one waits for something, even if the answer is complete.
         self._run.handle, handed = await self._handoffs.keep(params, sequence.prompt, prefill, self._run.request_id)
@@ -134,8 +142,12 @@ class Answer:
     async def _generation(self, params: DisaggregatedParams, plan: Plan) -> Batches:
         """The whole answer, going on from where the context leg was."""
         sequence = plan.sequences[0]
-        prefill = await self._handoffs.fetch(params, sequence.prompt)
-        events = self._events([self._continued(params, sequence, prefill)], plan, usage_before(params, prefill))
+        if self._native:
+            self._handoffs.take_over(params)
+            events = self._events([self._taken_over(params, sequence)], plan, params.ctx_usage or None)
+        else:
+            prefill = await self._handoffs.fetch(params, sequence.prompt)
+            events = self._events([self._continued(params, sequence, prefill)], plan, usage_before(params, prefill))
         try:
             async with aclosing(events):
                 async for batch in events:
@@ -161,6 +173,22 @@ class Answer:
             first_tokens=first_tokens_of(params, prefill),
         )
         return self._sequence(sequence, with_prompt(self._engine.generate(request), prefill.prompt))
+
+    def _taken_over(self, params: DisaggregatedParams, sequence: SequencePlan) -> LiveSequence:
+        """The same where the engines hand over between themselves."""
+        request = SequenceRequest(
+            request_id=self._name(sequence),
+            prompt=sequence.prompt,
+            sampling=sequence.sampling,
+            leg=Leg.GENERATION,
+            first_tokens=params.first_gen_tokens or [],
+            handoff=params,
+        )
+        return self._sequence(sequence, self._engine.generate(request))
+
+    @property
+    def _native(self) -> bool:
+        return self._facts.native_handoff is not None
 
     # --- all of them ---
 
@@ -250,3 +278,13 @@ def _check_leg(facts: EngineFacts, plan: Plan, request: Request, leg: Leg) -> No
         raise invalid("A disaggregated request takes one choice.", "n" if plan.n > 1 else "best_of")
     if leg is Leg.CONTEXT and request.stream is True:
         raise invalid("A context leg cannot be streamed.", "stream")
+    if facts.native_handoff is not None:
+        _check_native(plan.sequences[0])
+
+
+def _check_native(sequence: SequencePlan) -> None:
+    """What only the context leg could tell has no place in an engine's own hand-off."""
+    if sequence.sampling.prompt_logprobs is not None:
+        raise invalid("Log probabilities of an echoed prompt cannot be handed over.", "echo")
+    if sequence.output.prompt_only:
+        raise invalid("A disaggregated request generates at least one token.", "max_tokens")

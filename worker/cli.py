@@ -10,6 +10,8 @@ from cyclopts import App
 from cyclopts.config import Env
 
 from worker import log
+from worker.channel_start import ChannelFailed
+from worker.cluster import RegistrationRefused
 from worker.config import WorkerConfig
 from worker.engines.base import EngineError
 from worker.server import bind, run_worker
@@ -56,7 +58,7 @@ def serve(config: WorkerConfig) -> int:
     with listener:
         try:
             uvloop.run(run_worker(config, listener))
-        except EngineError as error:
+        except (EngineError, ChannelFailed, RegistrationRefused) as error:
             return _refuse(str(error))
     return 0
 

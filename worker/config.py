@@ -3,12 +3,14 @@
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from schemas.cluster import etcd_addresses
 from schemas.codec import MAX_BODY_BYTES
 
 Port = Annotated[int, Parameter(validator=Number(gte=0, lte=65535))]
@@ -21,15 +23,36 @@ _WILDCARDS = frozenset({"0.0.0.0", "::", ""})
 
 def _is_usable(_type: object, config: "WorkerConfig") -> None:
     """Refuse what no single field can see; the messages name the flags."""
-    if config.grpc_port is not None:
-        raise ValueError("--grpc-port is not available yet: this version of the worker speaks HTTP only. Leave it out.")
+    if (config.grpc_tls_cert is None) is not (config.grpc_tls_key is None):
+        raise ValueError("--grpc-tls-cert and --grpc-tls-key go together: give both, or neither.")
+    if config.grpc_tls_ca is not None and config.grpc_tls_cert is None:
+        raise ValueError(
+            "--grpc-tls-ca asks for clients' certificates, which needs --grpc-tls-cert and --grpc-tls-key."
+        )
     for option in config.engine_option:
         if not option.partition("=")[1] or option.startswith("="):
             raise ValueError(f"--engine-option takes KEY=VALUE, not {option!r}.")
     if config.internal_key == "":
         raise ValueError("--internal-key must not be empty: leave it out, or give a secret.")
+    _can_register(config)
     if config.advertise_url is not None and urlsplit(config.advertise_url).scheme not in {"http", "https"}:
         raise ValueError(f"--advertise-url takes an http or https URL, not {config.advertise_url!r}.")
+
+
+def _can_register(config: "WorkerConfig") -> None:
+    if config.cluster_uri is None:
+        return
+    try:
+        etcd_addresses(config.cluster_uri)
+    except ValueError as error:
+        raise ValueError(f"--cluster-uri: {error}") from error
+    if config.role == "both":
+        raise ValueError("--cluster-uri needs --role context or --role generation: a registration has no other roles.")
+    if config.heartbeat_interval >= config.inactive_timeout:
+        raise ValueError("--heartbeat-interval must be less than --inactive-timeout, or the key would come and go.")
+    reached = urlsplit(config.advertise_url or "http://")
+    if reached.scheme != "http" or reached.path.strip("/"):
+        raise ValueError("--cluster-uri needs an --advertise-url of http, host and port: a registration has no more.")
 
 
 @Parameter(name="*", validator=_is_usable)
@@ -44,7 +67,16 @@ class WorkerConfig:
     """Port to listen on; 0 picks a free one (the log's event `worker.listening` names it)."""
 
     grpc_port: Annotated[int | None, Parameter(validator=Number(gte=0, lte=65535))] = None
-    """Port of the gRPC channel. Not available yet."""
+    """Port of the gRPC channel; 0 picks a free one. Left out: no channel. Needs the extra `grpc`."""
+
+    grpc_tls_cert: Path | None = None
+    """PEM file with the channel's certificate. Left out: the channel is plain text."""
+
+    grpc_tls_key: Path | None = None
+    """PEM file with the key of --grpc-tls-cert."""
+
+    grpc_tls_ca: Path | None = None
+    """PEM file with the CA of the certificates that the channel's clients must show (mutual TLS). Left out: they show none."""
 
     engine: str = "llama_cpp"
     """What runs the model: llama_cpp, scripted, …"""
@@ -82,6 +114,18 @@ class WorkerConfig:
     advertise_url: str | None = None
     """Where other workers reach this one. Left out: http, the host (this machine's name for a wildcard), and the port."""
 
+    cluster_uri: str | None = None
+    """Where to register: etcd://HOST:PORT[,HOST:PORT]. Left out: the worker does not register. Needs the extra `etcd`."""
+
+    cluster_name: str = ""
+    """The cluster this worker belongs to; a gateway looks for one cluster's workers."""
+
+    heartbeat_interval: Seconds = 5.0
+    """Seconds between two signs of life to etcd."""
+
+    inactive_timeout: Seconds = 10.0
+    """Seconds without a sign of life after which etcd forgets this worker; whole ones, rounded up."""
+
     peer: Texts = ()
     """Host (or HOST:PORT) that prefill state may be fetched from; may be given several times. Left out: any."""
 
@@ -115,4 +159,4 @@ class WorkerConfig:
         shown = {item.name: getattr(self, item.name) for item in fields(self)}
         if self.internal_key is not None:
             shown["internal_key"] = "***"
-        return shown
+        return {name: str(value) if isinstance(value, Path) else value for name, value in shown.items()}

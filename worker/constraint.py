@@ -6,7 +6,8 @@ from typing import Any
 from msgspec import UnsetType
 
 from schemas.openai.errors import invalid
-from schemas.openai.options import JsonSchemaFormat, ResponseFormat
+from schemas.openai.options import ResponseFormat
+from schemas.openai.rules import form_of
 from worker.engines.base import Capability, Constraint, EngineFacts
 from worker.fields import require, unsupported
 from worker.schema_check import check_nesting, check_schema
@@ -22,25 +23,16 @@ def constraint_of(format_: ResponseFormat | None | UnsetType, facts: EngineFacts
         raise unsupported(_FIELD, "the type 'structural_tag' is not known here")
     if format_.type == "regex":
         require(facts, Capability.REGEX, _FIELD)
-        return Constraint(kind="regex", text=_text(format_.regex, "regex"))
+        return Constraint(kind="regex", text=form_of(format_))
     if format_.type == "ebnf":
         require(facts, Capability.GRAMMAR, _FIELD)
-        return Constraint(kind="grammar", text=_text(format_.ebnf, "ebnf"))
+        return Constraint(kind="grammar", text=form_of(format_))
     require(facts, Capability.JSON, _FIELD)
     if format_.type == "json_schema":
-        return _schema(_inner(format_.json_schema), f"{_FIELD}.json_schema.schema")
+        return _schema(form_of(format_), f"{_FIELD}.json_schema.schema")
     if isinstance(format_.schema, dict):
         return _schema(format_.schema, f"{_FIELD}.schema")
     return Constraint(kind="json_object")
-
-
-def _inner(format_: JsonSchemaFormat | None | UnsetType) -> Any:
-    """The schema inside `json_schema`. Any: it is the client's own JSON."""
-    if not isinstance(format_, JsonSchemaFormat):
-        raise invalid(f"'{_FIELD}' of type json_schema needs 'json_schema'.", f"{_FIELD}.json_schema")
-    if format_.schema is None or isinstance(format_.schema, UnsetType):
-        raise invalid(f"'{_FIELD}.json_schema' needs 'schema'.", f"{_FIELD}.json_schema.schema")
-    return format_.schema
 
 
 def _schema(schema: Any, param: str) -> Constraint:
@@ -49,9 +41,3 @@ def _schema(schema: Any, param: str) -> Constraint:
     if schema is False:
         raise invalid(f"Invalid value for '{param}': no value fits the schema false.", param)
     return Constraint(kind="json_schema", text=json.dumps({} if schema is True else schema, ensure_ascii=False))
-
-
-def _text(value: str | None | UnsetType, name: str) -> str:
-    if not isinstance(value, str) or not value:
-        raise invalid(f"'{_FIELD}' of type {name} needs '{name}'.", f"{_FIELD}.{name}")
-    return value

@@ -41,17 +41,17 @@ _NEVER: Final[dict[str, tuple[Any, ...]]] = {
     "verbosity": NEUTRAL["verbosity"],
     "web_search_options": (),
 }
-"""Fields that would change the answer in ways no engine here can, and the values that ask for what happens anyway (null does)."""
+"""Fields that would change the answer in ways few engines can, and the values that ask for what happens anyway (null does)."""
 
 _NEVER_IN_CHAT: Final = _NEVER | {"echo": (False,)}
 """Completions echo their prompt; a conversation is no text to echo."""
 
 
-def refuse_unsupported(request: GenerationOptions) -> None:
-    """Refuse, by name, the first field this server cannot honour."""
+def refuse_unsupported(request: GenerationOptions, facts: EngineFacts) -> None:
+    """Refuse, by name, the first field that neither the server nor the engine can honour."""
     refused = _NEVER_IN_CHAT if isinstance(request, ChatOptions) else _NEVER
     for name, neutral in refused.items():
-        value = getattr(request, name, UNSET)
+        value = UNSET if name in facts.extensions else getattr(request, name, UNSET)
         if value is not UNSET and value is not None and value not in neutral:
             raise unsupported(name)
 

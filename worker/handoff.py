@@ -146,6 +146,19 @@ class HandoffClient:
             writer.transport.abort()
         return reply
 
+    def check_peer(self, endpoint: str) -> None:
+        """Raise TransferFailed for an address, of an engine's own scheme, that is no peer's."""
+        try:
+            url = urlsplit(endpoint)
+            allowed = self._is_peer(url.hostname, url.port)
+        except ValueError as error:
+            raise TransferFailed(Reason.REFUSED, f"Not an address: {endpoint!r}") from error
+        if not allowed:
+            raise TransferFailed(Reason.REFUSED, f"Not an address this worker takes hand-offs from: {endpoint!r}")
+
+    def _is_peer(self, host: str | None, port: int | None) -> bool:
+        return not self._peers or host in self._peers or f"{host}:{port}" in self._peers
+
     def _checked(self, endpoint: str) -> SplitResult:
         """The parts of an address we may fetch from."""
         try:
@@ -154,8 +167,7 @@ class HandoffClient:
         except ValueError as error:
             raise TransferFailed(Reason.REFUSED, f"Not an address: {endpoint!r}") from error
         plain = url.scheme in {"http", "https"} and host and "@" not in url.netloc and _PRINTABLE.fullmatch(endpoint)
-        allowed = not self._peers or host in self._peers or f"{host}:{port}" in self._peers
-        if not plain or not allowed:
+        if not plain or not self._is_peer(host, port):
             raise TransferFailed(Reason.REFUSED, f"Not an address this worker fetches from: {endpoint!r}")
         return url
 

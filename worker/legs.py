@@ -6,13 +6,17 @@
 Generation-first: both legs run at once, the handle follows from the request's id, and the generation worker waits for the state.
 What is handed over is what the context engine said, not only its state: so an answer that was complete after one token, or the log
 probabilities of an echoed prompt, need no second way.
+
+Engines with a hand-off of their own (`EngineFacts.native_handoff`) move the state between themselves. Then nothing is kept or
+fetched here: the reply tells what the engine said, and the generation engine is told what the request says. So the other worker
+may be a stock one.
 """
 
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import structlog
@@ -24,7 +28,7 @@ from schemas.disagg import DisaggregatedParams, OpaqueState
 from schemas.openai.errors import ErrorKind, ServingError, invalid
 from schemas.openai.options import GenerationOptions
 from schemas.openai.usage import Usage
-from worker.engines.base import EngineFacts, Leg, SequenceOutput, Token
+from worker.engines.base import Capability, EngineFacts, Leg, SequenceOutput, Token
 from worker.handoff import HandoffClient, Reason, TransferFailed, check_transfer, digest_of, early_handle, endpoint_of
 from worker.handoff_store import HandoffStore, Kept
 from worker.metrics import Counters
@@ -114,6 +118,45 @@ class Handoffs:
         self._client = client
         self._counters = counters
 
+    @property
+    def published(self) -> dict[str, Any]:
+        """What `/server_info` tells generation legs that start first (Any: an engine's own keys may be among it)."""
+        if Capability.HANDOFF not in self._facts.capabilities:
+            return {}
+        if self._facts.native_handoff is not None:
+            return self._facts.native_handoff
+        # A list, as stock workers have it: one address per rank, the orchestrator takes the first.
+        return {"ctx_info_endpoint": [self.base_url]}
+
+    # --- engines that hand over by themselves ---
+
+    def told_by_engine(self, params: DisaggregatedParams, said: DisaggregatedParams) -> DisaggregatedParams:
+        """What the reply says: every field, those the engine said as it said them. Raises a 503 if there is no id to go on from."""
+        told = _every_field()
+        for name, value in structs.asdict(said).items():
+            if name in _ANSWERED and not isinstance(value, UnsetType):
+                setattr(told, name, value)
+        told.schedule_style = params.schedule_style or disagg.CONTEXT_FIRST
+        told.return_prompt_token_ids_b64 = params.return_prompt_token_ids_b64 is True
+        # An engine that knows one id only goes by that, and the orchestrator takes over what the reply says.
+        told.disagg_request_id = told.disagg_request_id or told.ctx_request_id
+        told.ctx_request_id = told.ctx_request_id or told.disagg_request_id
+        if not told.ctx_request_id:
+            raise _lost("The engine named no id for its hand-off.")
+        self._counters.handoffs_sent += 1
+        return told
+
+    def take_over(self, params: DisaggregatedParams) -> None:
+        """Let the generation engine go on from what a request says. Raises a 503 if that names an address that is no peer's."""
+        endpoint = endpoint_of(params)
+        if endpoint is not None:
+            try:
+                self._client.check_peer(endpoint)
+            except TransferFailed as failure:
+                self.failed(failure.reason)
+                raise _lost(str(failure)) from failure
+        self._counters.handoffs_received += 1
+
     # --- the context worker's side ---
 
     async def keep(
@@ -134,9 +177,7 @@ class Handoffs:
 
     def unkept(self, params: DisaggregatedParams, prefill: Prefill) -> DisaggregatedParams:
         """What the reply of a context leg says when there is no state: every field, most of them null, as stock workers do."""
-        told = DisaggregatedParams(request_type=disagg.CONTEXT_ONLY)
-        for name in _ANSWERED:
-            setattr(told, name, None)
+        told = _every_field()
         told.first_gen_tokens = prefill.first_tokens
         told.schedule_style = params.schedule_style or disagg.CONTEXT_FIRST
         told.disagg_request_id = params.disagg_request_id or None
@@ -169,9 +210,7 @@ class Handoffs:
             prefill = await self._transfer(endpoint, handle, announced, prompt)
         except TransferFailed as failure:
             self.failed(failure.reason)
-            _log.warning("handoff.failed", reason=failure.reason, detail=str(failure))
-            message = "The prefill state could not be had from the context worker."
-            raise ServingError(ErrorKind.UNAVAILABLE, message, code=HANDOFF_FAILED) from failure
+            raise _lost(str(failure)) from failure
         self._counters.handoffs_received += 1
         return prefill
 
@@ -194,6 +233,21 @@ class Handoffs:
         ours = (self._facts.engine, self._facts.model, len(prompt))
         if theirs != ours:
             raise TransferFailed(Reason.MISMATCH, f"The state is one of {theirs}, this worker needs {ours}.")
+
+
+def _every_field() -> DisaggregatedParams:
+    """The reply's fields, all null."""
+    told = DisaggregatedParams(request_type=disagg.CONTEXT_ONLY)
+    for name in _ANSWERED:
+        setattr(told, name, None)
+    return told
+
+
+def _lost(detail: str) -> ServingError:
+    """The 503 that a fresh context leg may cure; the detail is for the log."""
+    _log.warning("handoff.failed", detail=detail)
+    message = "The prefill state could not be had from the context worker."
+    return ServingError(ErrorKind.UNAVAILABLE, message, code=HANDOFF_FAILED)
 
 
 def _unpacked(announced: OpaqueState, data: bytes) -> Prefill:

@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 import structlog
 
@@ -11,6 +11,19 @@ _SHARED: tuple[Any, ...] = (
     structlog.stdlib.add_log_level,
     structlog.processors.TimeStamper(fmt="iso", utc=True),
 )
+
+
+class _StderrHandler(logging.StreamHandler[TextIO]):
+    """Writes to what stderr is when something is logged: one that was kept may have been closed or replaced since."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
+def _stderr_logger(*_arguments: object) -> structlog.WriteLogger:
+    """The same for structlog, which asks for one at every line."""
+    return structlog.WriteLogger(sys.stderr)
 
 
 def configure(level: str) -> None:
@@ -22,10 +35,10 @@ def configure(level: str) -> None:
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=_stderr_logger,
         cache_logger_on_first_use=False,
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _StderrHandler()
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=_SHARED,

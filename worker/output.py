@@ -91,7 +91,7 @@ class SequenceReader:
             return Delta(index=self.index, text=echo, logprobs=logprobs or UNSET, finish_reason="length")
         readings = [Reading(echo), *self._read(output)]
         if output.finish_reason and not self._over:
-            readings.append(self._marked(self._rest(), last=True))
+            readings.append(self._marked(self._rest(cut=output.finish_reason == "length"), last=True))
         ended = self._over or output.finish_reason is not None
         logprobs += self._released(everything=ended and self._hit is None)
         return self._delta(joined(readings), logprobs, output)
@@ -164,9 +164,12 @@ class SequenceReader:
         self._held, self._hit = "", hit
         return whole[:end]
 
-    def _rest(self) -> str:
-        """The engine's end: what was held back was no stop string, and a character that stayed unfinished is U+FFFD."""
-        text = self._held + self._decode(b"", last=True)
+    def _rest(self, *, cut: bool) -> str:
+        """The engine's end: what was held back was no stop string.
+
+        A character that stayed unfinished is U+FFFD if the model itself stopped there; `cut` off by the limit, it is left out.
+        """
+        text = self._held if cut else self._held + self._decode(b"", last=True)
         self._held = ""
         return text
 

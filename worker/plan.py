@@ -14,7 +14,8 @@ from schemas.events import Delta
 from schemas.openai.chat import ChatCompletionRequest
 from schemas.openai.completions import CompletionRequest
 from schemas.openai.errors import invalid
-from schemas.openai.options import GenerationOptions, StreamOptions
+from schemas.openai.options import GenerationOptions
+from schemas.openai.rules import candidates_of, check_together, explicit_limit
 from worker.chat_prompt import chat_prompt, leaves_thinking_open, truncated
 from worker.constraint import constraint_of
 from worker.engines.base import Capability, Constraint, Engine, EngineFacts, Sampling
@@ -26,7 +27,6 @@ from worker.sampling import (
     chat_logprobs,
     check_vocabulary,
     completion_logprobs,
-    explicit_limit,
     limit_for,
     sampling_of,
     seed_of,
@@ -95,7 +95,7 @@ def plan_chat(request: ChatCompletionRequest, engine: Engine, facts: EngineFacts
 
     `prompt_token_ids` (or its base64 form) from a context leg replaces rendering; the messages are checked all the same.
     """
-    _check(request)
+    candidates = _candidates(request, facts)
     tools = tool_use(request)
     template = chat_template(facts.chat_template)
     prompt = chat_prompt(request, tools, template, engine, facts)
@@ -103,10 +103,9 @@ def plan_chat(request: ChatCompletionRequest, engine: Engine, facts: EngineFacts
     limit = limit_for(len(prompt), explicit_limit(request), facts, "messages")
     logprobs = chat_logprobs(request, facts)
     sampling = sampling_of(request, facts, max_tokens=limit, logprobs=logprobs, constraint=constraint)
-    output = _output(request, engine, logprobs)
     markup = _markup(prompt, tools, constraint, engine, facts)
-    n = given(request.n, 1)
-    return _plan([_Prompt(prompt)], sampling, replace(output, markup=markup), n=n, candidates=n)
+    output = replace(_output(request, engine, logprobs), markup=markup)
+    return _plan([_Prompt(prompt)], *_ranked(request, sampling, output), n=given(request.n, 1), candidates=candidates)
 
 
 def _chat_constraint(request: ChatCompletionRequest, tools: ToolUse, facts: EngineFacts) -> Constraint | None:
@@ -143,9 +142,7 @@ def _markup(
 
 def plan_completion(request: CompletionRequest, engine: Engine, facts: EngineFacts) -> Plan:
     """The plan of a completions request; raises ServingError (400) for what cannot be done."""
-    _check(request)
-    n = given(request.n, 1)
-    candidates = _candidates(request, n, facts)
+    candidates = _candidates(request, facts)
     texts = prompt_of(request)
     _check_sequences(len(texts), candidates)
     prompts = [_completion_prompt(text, request, engine, facts) for text in texts]
@@ -157,21 +154,8 @@ def plan_completion(request: CompletionRequest, engine: Engine, facts: EngineFac
     output = replace(_output(request, engine, logprobs), chosen_in_top=True)
     if given(request.echo, False) and logprobs is not None:
         sampling = replace(sampling, prompt_logprobs=logprobs)
-    if candidates > n and logprobs is None:
-        sampling, output = replace(sampling, logprobs=0), replace(output, ranked=True)
-    return _plan(prompts, sampling, output, n=n, candidates=candidates, limits=limits)
-
-
-def _candidates(request: CompletionRequest, n: int, facts: EngineFacts) -> int:
-    """How many sequences each prompt runs; best_of 0 means its default."""
-    best_of = given(request.best_of, 0) or n
-    if best_of < n:
-        raise invalid(f"'best_of' ({best_of}) must not be less than 'n' ({n}).", "best_of")
-    if best_of > n:
-        require(facts, Capability.LOGPROBS, "best_of")
-        if given(request.stream, False):
-            raise invalid("'best_of' cannot be streamed: which answers are the best is known at their end.", "best_of")
-    return best_of
+    sampling, output = _ranked(request, sampling, output)
+    return _plan(prompts, sampling, output, n=given(request.n, 1), candidates=candidates, limits=limits)
 
 
 def _completion_prompt(
@@ -209,10 +193,21 @@ def _start(engine: Engine, facts: EngineFacts) -> list[int]:
 # --- both ---
 
 
-def _check(request: GenerationOptions) -> None:
-    refuse_unsupported(request)
-    if isinstance(request.stream_options, StreamOptions) and not given(request.stream, False):
-        raise invalid("'stream_options' is only allowed when 'stream' is true.", "stream_options")
+def _candidates(request: GenerationOptions, facts: EngineFacts) -> int:
+    """How many sequences each prompt runs, once nothing is left to refuse in the options alone."""
+    refuse_unsupported(request, facts)
+    check_together(request)
+    candidates = candidates_of(request)
+    if candidates > given(request.n, 1):
+        require(facts, Capability.LOGPROBS, "best_of")
+    return candidates
+
+
+def _ranked(request: GenerationOptions, sampling: Sampling, output: OutputOptions) -> tuple[Sampling, OutputOptions]:
+    """The same with what choosing the best needs, if there is something to choose: log probabilities, shown or not."""
+    if candidates_of(request) == given(request.n, 1) or sampling.logprobs is not None:
+        return sampling, output
+    return replace(sampling, logprobs=0), replace(output, ranked=True)
 
 
 def _check_sequences(prompts: int, candidates: int) -> None:

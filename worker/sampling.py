@@ -1,16 +1,11 @@
 """Sampling fields of a request, resolved: defaults in place, ids in the vocabulary, limits within the context."""
 
-from typing import Final
-
 from schemas.openai.chat import ChatOptions
 from schemas.openai.completions import CompletionOptions
 from schemas.openai.errors import ServingError, invalid
 from schemas.openai.options import GenerationOptions
 from worker.engines.base import Capability, Constraint, EngineFacts, Sampling
 from worker.fields import given, require
-
-COMPLETION_MAX_TOKENS: Final = 16
-"""OpenAI's default of `max_tokens` on the completions endpoint; chat's is all that the context leaves."""
 
 
 def sampling_of(
@@ -25,7 +20,7 @@ def sampling_of(
     temperature, top_p = given(request.temperature, 1.0), given(request.top_p, 1.0)
     return Sampling(
         max_tokens=max_tokens,
-        min_tokens=_min_tokens(request, max_tokens),
+        min_tokens=min(given(request.min_tokens, 0), max_tokens),
         # A nucleus of nothing holds the most likely token alone.
         temperature=temperature if top_p > 0 else 0.0,
         top_p=top_p if top_p > 0 else 1.0,
@@ -40,17 +35,12 @@ def sampling_of(
         ignore_eos=given(request.ignore_eos, False),
         logprobs=logprobs,
         constraint=constraint,
+        top_p_min=given(request.top_p_min, 0.0),
+        prompt_ignore_length=given(request.prompt_ignore_length, 0),
+        thinking_token_budget=given(request.thinking_token_budget, None),
+        cache_salt=given(request.cache_salt, None) if isinstance(request, ChatOptions) else None,
+        priority=given(request.priority, None),
     )
-
-
-def explicit_limit(request: GenerationOptions) -> int | None:
-    """The most tokens the client asked for, None if it did not say; `max_completion_tokens` wins over `max_tokens`."""
-    older = given(request.max_tokens, None)
-    if isinstance(request, ChatOptions):
-        if older == 0:
-            raise invalid("Invalid value for 'max_tokens': Expected `int` >= 1.", "max_tokens")
-        return given(request.max_completion_tokens, older)
-    return COMPLETION_MAX_TOKENS if older is None else older
 
 
 def limit_for(prompt_tokens: int, explicit: int | None, facts: EngineFacts, param: str) -> int:
@@ -78,13 +68,10 @@ def seed_of(seed: int | None, choice: int) -> int | None:
 
 def chat_logprobs(request: ChatOptions, facts: EngineFacts) -> int | None:
     """How many alternatives a chat request wants per token; None without logprobs."""
-    top = given(request.top_logprobs, 0)
     if not given(request.logprobs, False):
-        if top:
-            raise invalid("'top_logprobs' needs 'logprobs' to be true.", "top_logprobs")
         return None
     require(facts, Capability.LOGPROBS, "logprobs")
-    return top
+    return given(request.top_logprobs, 0)
 
 
 def completion_logprobs(request: CompletionOptions, facts: EngineFacts) -> int | None:
@@ -95,14 +82,6 @@ def completion_logprobs(request: CompletionOptions, facts: EngineFacts) -> int |
     if given(request.echo, False):
         require(facts, Capability.PROMPT_LOGPROBS, "echo")
     return request.logprobs
-
-
-def _min_tokens(request: GenerationOptions, max_tokens: int) -> int:
-    asked = given(request.min_tokens, 0)
-    limit = explicit_limit(request)
-    if limit is not None and asked > limit:
-        raise invalid(f"'min_tokens' ({asked}) is more than the most tokens allowed ({limit}).", "min_tokens")
-    return min(asked, max_tokens)
 
 
 def _logit_bias(request: GenerationOptions, facts: EngineFacts) -> dict[int, float]:

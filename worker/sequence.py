@@ -9,7 +9,7 @@ import anyio
 import structlog
 from msgspec import structs
 
-from schemas.disagg import PENDING_FINISH_REASONS
+from schemas.disagg import PENDING_FINISH_REASONS, DisaggregatedParams
 from schemas.events import Delta, merge
 from schemas.openai.errors import ErrorKind, ServingError
 from worker.engines.base import EngineDead, EngineRefused, HandoffFailed, SequenceOutput
@@ -54,6 +54,7 @@ class LiveSequence:
         self.kept: list[SequenceOutput] = []
         """What the engine said, if `keep_outputs`: a context leg's one token."""
         self.state: bytes | None = None
+        self.handoff: DisaggregatedParams | None = None
         self.cached_tokens = 0
         self.tokens = 0
         self.finish_reason: str | None = None
@@ -93,8 +94,8 @@ class LiveSequence:
 
     def _read(self, output: SequenceOutput) -> Delta | None:
         self.cached_tokens += output.cached_tokens
-        if output.state is not None:
-            self.state = output.state
+        self.state = output.state or self.state
+        self.handoff = output.handoff or self.handoff
         if self._keep_outputs:
             self.kept.append(structs.replace(output, state=None))
         delta = self._reader.feed(output)

@@ -9,13 +9,15 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 import uvicorn
 from fastapi import FastAPI
 
-from worker.app import Front, create_app
+from worker.app import create_app
+from worker.channel_start import bind_channel, start_channel
+from worker.cluster import registrar_of
 from worker.config import WorkerConfig
 from worker.engines import create_engine
 from worker.engines.base import Engine, EngineFacts
@@ -23,7 +25,12 @@ from worker.handoff import HandoffClient, Reason
 from worker.handoff_store import HandoffStore
 from worker.legs import Handoffs
 from worker.metrics import Counters
+from worker.operations import Front
 from worker.service import Service
+
+if TYPE_CHECKING:  # they import grpc and aiohttp, which not every worker has
+    from worker.channel import ChannelServer
+    from worker.registration import Registrar
 
 KEEP_ALIVE_SECONDS: Final = 75
 """Longer than any client keeps an idle connection: the one who reuses it must be the one who gives it up."""
@@ -59,7 +66,15 @@ class Life:
 class Server(uvicorn.Server):
     """Serves one app until its life ends. That end is an ordered list, each step bounded."""
 
-    def __init__(self, app: FastAPI, service: Service, grace: float, life: Life) -> None:
+    def __init__(
+        self,
+        app: FastAPI,
+        service: Service,
+        grace: float,
+        life: Life,
+        channel: "ChannelServer | None" = None,
+        registrar: "Registrar | None" = None,
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -77,6 +92,8 @@ class Server(uvicorn.Server):
         self._service = service
         self._grace = grace
         self._life = life
+        self._channel = channel
+        self._registrar = registrar
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -95,16 +112,29 @@ class Server(uvicorn.Server):
         """Listen, and say so: `worker.listening` names the real port."""
         await super().startup(sockets)
         self._life.listening.set()
+        if self._registrar is not None:
+            self._registrar.start()
         host, port = self.servers[0].sockets[0].getsockname()[:2]
         _log.info(
-            "worker.listening", host=host, port=port, model=self._service.model, url=self._service.handoffs.base_url
+            "worker.listening",
+            host=host,
+            port=port,
+            grpc_port=self._channel.port if self._channel else None,
+            model=self._service.model,
+            url=self._service.handoffs.base_url,
         )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """The order: not ready, running requests, the rest told and aborted, kept states, listener and connections."""
+        """The order: not registered, not ready, running requests, the rest told and aborted, kept states, connections."""
+        if self._registrar is not None:
+            await self._registrar.close()
         self._service.drain()
+        if self._channel is not None:
+            await self._channel.drain()
         # The listener stays open meanwhile: new requests hear 503, and other workers fetch the states made for them.
         await self._service.finish(self._grace, self._life.hurry)
+        if self._channel is not None:
+            await self._channel.stop()
         await super().shutdown(sockets)
 
 
@@ -131,14 +161,24 @@ async def run_worker(config: WorkerConfig, listener: socket.socket) -> None:
 
 
 async def serve_engine(engine: Engine, config: WorkerConfig, listener: socket.socket, life: Life) -> None:
-    """Start an engine, serve it until its life is to end, close it. Raises EngineError when it cannot be started."""
+    """Start an engine, serve it until its life is to end, close it.
+
+    Raises EngineError, ChannelFailed or RegistrationRefused when that cannot be.
+    """
+    registrar = registrar_of(config, listener.getsockname()[1])
+    channel = bind_channel(config)
     try:
         facts = await _facts(engine, life)
         if facts is not None:
             service = _service(config, engine, facts, listener)
-            app = create_app(service, Front.of(config))
-            await Server(app, service, config.grace, life).serve(sockets=[listener])
+            front = Front.of(config, channel.port if channel else None)
+            if channel is not None:
+                await start_channel(channel, service, front)
+            server = Server(create_app(service, front), service, config.grace, life, channel, registrar)
+            await server.serve(sockets=[listener])
     finally:
+        if channel is not None:
+            await channel.stop()
         with suppress(TimeoutError):
             async with asyncio.timeout(ENGINE_SECONDS):
                 await engine.close()

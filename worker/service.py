@@ -9,7 +9,7 @@ ends. What is wrong with the request is raised before the first batch, and so is
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from itertools import count
 from typing import Any, Final
@@ -19,7 +19,7 @@ import structlog
 from schemas.events import Event
 from schemas.openai.errors import ErrorKind, ServingError
 from worker.answer import Answer, Request
-from worker.engines.base import Engine, EngineDead, EngineFacts, Sampling, SequenceRequest
+from worker.engines.base import Engine, EngineDead, EngineError, EngineFacts, Sampling, SequenceRequest
 from worker.legs import Handoffs
 from worker.metrics import Counters
 from worker.run import Run
@@ -27,6 +27,8 @@ from worker.sequence import told
 
 RETRY_AFTER_SECONDS: Final = 1.0
 PROBE_SECONDS: Final = 30.0
+TELL_SECONDS: Final = 10.0
+"""How long an engine may take to tell what happened in it."""
 HANDOVER_SECONDS: Final = 2.0
 """How long a worker that is shutting down stays for the states it keeps: the generation leg fetches at once or never."""
 STOP_SECONDS: Final = 2.0
@@ -109,6 +111,16 @@ class Service:
                 raise ServingError(ErrorKind.INTERNAL, "The model does not generate.", code="engine_failed") from error
             finally:
                 await outputs.aclose()
+
+    async def told_by_engine(self, asked: Awaitable[list[Any]]) -> list[Any]:
+        """What an engine tells of itself, in its own words (Any). Raises a 400 for one that does not, a 503 for a late one."""
+        try:
+            async with asyncio.timeout(TELL_SECONDS):
+                return await asked
+        except TimeoutError as error:
+            raise ServingError(ErrorKind.UNAVAILABLE, "The engine did not tell in time.") from error
+        except EngineError as error:
+            raise told(error) from error
 
     def abort(self, request_id: str) -> None:
         """End every request of exactly this id, and forget the prefill states kept for it. Unknown ids are fine."""

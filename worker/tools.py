@@ -7,8 +7,17 @@ from typing import Any, Final
 
 from msgspec import Struct, to_builtins
 
-from schemas.openai.chat import ChatCompletionRequest, FunctionCall, FunctionDefinition, NamedToolChoice, Tool
+from schemas.openai.chat import (
+    AllowedToolsChoice,
+    ChatCompletionRequest,
+    FunctionCall,
+    FunctionDefinition,
+    NamedToolChoice,
+    Tool,
+    ToolChoice,
+)
 from schemas.openai.errors import invalid
+from schemas.openai.rules import check_choice
 from worker.engines.base import Constraint
 from worker.fields import given
 from worker.schema_check import check_nesting, check_schema
@@ -35,32 +44,34 @@ class ToolUse(Struct, frozen=True, kw_only=True):
 
 
 def tool_use(request: ChatCompletionRequest) -> ToolUse:
-    """The request's tools and choice, resolved. A choice without its tools is a 400."""
+    """The request's tools and choice, resolved. A choice of a function that is not on offer is a 400."""
     tools = given(request.tools, [])
-    choice = given(request.tool_choice, "auto" if tools else "none")
-    if choice != "none" and not tools:
-        raise invalid("'tool_choice' is only allowed when 'tools' are given.", "tool_choice")
+    choice: ToolChoice = given(request.tool_choice, "auto" if tools else "none")
     if len(tools) > MAX_TOOLS:
         raise invalid(f"A request may offer at most {MAX_TOOLS} tools, this one offers {len(tools)}.", "tools")
+    check_choice(choice, [tool.function.name for tool in tools])
     if choice == "none":
         return ToolUse(offer=[], forced=[])
-    forced = _forced(tools, choice)
+    offer = _offer(tools, choice)
+    forced = _forced(offer, choice)
     for number, tool in enumerate(tools):
         _check_parameters(tool.function, f"tools[{number}].function.parameters", enforced=tool.function in forced)
-    return ToolUse(offer=tools, forced=forced, single_call=request.parallel_tool_calls is False)
+    return ToolUse(offer=offer, forced=forced, single_call=request.parallel_tool_calls is False)
 
 
-def _forced(tools: list[Tool], choice: str | NamedToolChoice) -> list[FunctionDefinition]:
-    if choice == "auto":
-        return []
-    if not isinstance(choice, NamedToolChoice):
-        return [tool.function for tool in tools]
-    named = [tool.function for tool in tools if tool.function.name == choice.function.name]
-    if not named:
-        raise invalid(
-            f"'tool_choice' names the function '{choice.function.name}', which is not in 'tools'.", "tool_choice"
-        )
-    return named[:1]
+def _offer(tools: list[Tool], choice: ToolChoice) -> list[Tool]:
+    if not isinstance(choice, AllowedToolsChoice):
+        return tools
+    allowed = {tool.function.name for tool in choice.allowed_tools.tools}
+    return [tool for tool in tools if tool.function.name in allowed]
+
+
+def _forced(offer: list[Tool], choice: ToolChoice) -> list[FunctionDefinition]:
+    """The functions of which one must be called."""
+    if isinstance(choice, NamedToolChoice):
+        return [tool.function for tool in offer if tool.function.name == choice.function.name][:1]
+    mode = choice.allowed_tools.mode if isinstance(choice, AllowedToolsChoice) else choice
+    return [tool.function for tool in offer] if mode == "required" else []
 
 
 def _check_parameters(function: FunctionDefinition, place: str, *, enforced: bool) -> None:

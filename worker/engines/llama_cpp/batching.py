@@ -70,7 +70,7 @@ class Batcher:
     # --- the engine thread ---
 
     def run(self) -> None:
-        """Work until stopped. What is raised here is the end of the engine."""
+        """Work until stopped, perhaps before it begins. What is raised here is the end of the engine."""
         while not self._stopping:
             if not self._running and not self._waiting:
                 self._news.wait(_IDLE_SECONDS)
@@ -168,6 +168,8 @@ class Batcher:
     def _follow(self, sequence: LlamaSequence, row: int, count: int) -> None:
         """Go on after a sequence's rows were evaluated: note the prompt's scores, or choose the next token."""
         ready = sequence.pending == 1
+        if sequence.scores_prompt and not sequence.scored_prompt:
+            sequence.scored_prompt.append(self._token(sequence.tokens[0]))
         if sequence.scores_prompt and not ready:
             self._score_prompt(sequence, row, count)
         sequence.position += count
@@ -176,8 +178,6 @@ class Batcher:
 
     def _score_prompt(self, sequence: LlamaSequence, row: int, count: int) -> None:
         alternatives = sequence.request.sampling.prompt_logprobs or 0
-        if not sequence.scored_prompt:
-            sequence.scored_prompt.append(self._token(sequence.tokens[0]))
         for number in range(count):
             token = sequence.tokens[sequence.position + number + 1]
             sequence.scored_prompt.append(self._token(token, row + number, alternatives))

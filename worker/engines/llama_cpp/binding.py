@@ -1,4 +1,4 @@
-"""The edge to `cyllama` 0.2.18 (llama.cpp b9190): the only module that names it, apart from the probe's child.
+"""The edge to `cyllama` 0.2.18 (llama.cpp b9190): the only module that names it.
 
 Its objects are untyped and many of its calls abort the process on arguments they do not expect. What is offered here is typed, and
 says what the caller must have checked. A `Context` belongs to one thread at a time, `cancel` excepted.

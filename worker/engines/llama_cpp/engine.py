@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from concurrent.futures import Future
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Final
 
 import structlog
@@ -26,7 +26,7 @@ from worker.engines.llama_cpp.batching import Batcher
 from worker.engines.llama_cpp.binding import BUILD, CACHE_BYTES, Context, Weights
 from worker.engines.llama_cpp.options import LlamaOptions, served_name
 from worker.engines.llama_cpp.outbox import Delivery, Outbox
-from worker.engines.llama_cpp.probing import GrammarProbe
+from worker.engines.llama_cpp.probing import GrammarProbe, probe_command
 from worker.engines.llama_cpp.sampling import check_sampling
 from worker.engines.llama_cpp.sequence import LlamaSequence
 from worker.engines.llama_cpp.state import Header, StateLayout, fingerprint, pack_state, prompt_digest, unpack_state
@@ -35,6 +35,7 @@ from worker.engines.llama_cpp.vocabulary import Vocabulary
 NAME: Final = "llama_cpp"
 CLOSE_SECONDS: Final = 10.0
 """How long `close` waits for the engine thread; a batch being computed is cancelled, which takes milliseconds."""
+_CLOSED: Final = "The engine is closed."
 _CAPABILITIES: Final = frozenset(Capability) - {Capability.EMBEDDINGS}
 _log = structlog.get_logger(__name__)
 
@@ -57,8 +58,10 @@ class LlamaCppEngine(Engine):
         self._path = path
         self._options = options
         self._live: dict[str, LlamaSequence] = {}
-        self._probe = GrammarProbe(path)
+        self._probe = GrammarProbe(probe_command(path))
         self._thread: Thread | None = None
+        self._closing = Event()
+        self._batcher: Batcher | None = None
         self._loaded: _Loaded | None = None
         self._death: str | None = "The engine has not been started."
 
@@ -74,15 +77,17 @@ class LlamaCppEngine(Engine):
         return self._loaded.facts
 
     def check(self) -> None:
+        if self._closing.is_set():
+            raise EngineDead(_CLOSED)
         if self._death is not None:
             raise EngineDead(self._death)
 
     async def close(self) -> None:
-        self._death = "The engine is closed."
-        loaded, self._loaded = self._loaded, None
-        if loaded is not None:
-            loaded.batcher.stop()
-        self._probe.close()
+        self._loaded = None
+        self._closing.set()
+        if self._batcher is not None:
+            self._batcher.stop()
+        await self._probe.close()
         thread, self._thread = self._thread, None
         if thread is not None:
             await asyncio.to_thread(thread.join, CLOSE_SECONDS)
@@ -97,6 +102,10 @@ class LlamaCppEngine(Engine):
         except Exception as error:  # noqa: BLE001 - raised by `start`
             ready.set_exception(error)
             return
+        # `close` looks at it after it has set `_closing`: one of the two sees the other.
+        self._batcher = loaded.batcher
+        if self._closing.is_set():
+            loaded.batcher.stop()
         self._death = None
         ready.set_result(loaded)
         cause: Exception | None = None
@@ -106,7 +115,7 @@ class LlamaCppEngine(Engine):
             _log.exception("engine.died")
             cause, self._death = error, "The engine's thread has died."
         finally:
-            loaded.batcher.abandon(self._death or "The engine's thread has ended.", cause)
+            loaded.batcher.abandon(self._death or _CLOSED, cause)
             context.close()
 
     def _load(self, delivery: Delivery) -> tuple[Context, _Loaded]:
@@ -187,7 +196,7 @@ class LlamaCppEngine(Engine):
             outbox.arrived.clear()
             output = delivery.take(outbox)
             if outbox.ended:
-                # A failure is raised after what was said before it.
+                # What it ended with is told after what was said before.
                 outbox.arrived.set()
             if output is not None or outbox.ended:
                 return output
@@ -203,7 +212,7 @@ class LlamaCppEngine(Engine):
         self.check()
         loaded = self._loaded
         if loaded is None:
-            raise EngineDead("The engine is closed.")
+            raise EngineDead(_CLOSED)
         return loaded
 
     def _check(self, request: SequenceRequest, loaded: _Loaded) -> None:

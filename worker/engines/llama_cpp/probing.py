@@ -7,9 +7,10 @@ import subprocess
 import sys
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 from typing import Final
 
 import msgspec
@@ -23,6 +24,7 @@ PROBE_SECONDS: Final = 10.0
 REMEMBERED: Final = 128
 """Verdicts kept; the least recently used go first."""
 _TAKES_TOO_LONG: Final = Verdict(reason="The constraint takes too long to compile.")
+_HALF_CHARACTERS: Final = Verdict(reason="The constraint holds half of a character.")
 _KILLS: Final = Verdict(reason="The constraint cannot be enforced by this engine.")
 
 _log = structlog.get_logger(__name__)
@@ -33,37 +35,53 @@ class ProbeFailed(RuntimeError):
     """The child does not start: no constraint's fault."""
 
 
-class GrammarProbe:
-    """Compiles constraints. The child is started by the first one, and again after one that it did not survive."""
+def probe_command(path: Path) -> list[str]:
+    """What starts the child for a model."""
+    return [sys.executable, "-P", "-m", "worker.engines.llama_cpp.probe", str(path)]
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+
+class GrammarProbe:
+    """Compiles constraints, each within so many seconds.
+
+    The child is started by the first one, and again after one that it did not survive.
+    """
+
+    def __init__(self, command: Sequence[str], seconds: float = PROBE_SECONDS) -> None:
+        self._command = command
+        self._seconds = seconds
         # One thread, so one constraint at a time: a dead child tells which one it was.
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="grammar-probe")
         self._lock = Lock()
         self._child: subprocess.Popen[bytes] | None = None
-        self._closed = False
+        self._closed = Event()
         self._known: OrderedDict[Constraint, Verdict] = OrderedDict()
 
     async def gbnf(self, constraint: Constraint) -> str:
         """llama.cpp's grammar for a constraint. Raises EngineRefused for one that cannot be enforced."""
         verdict = self._remembered(constraint)
         if verdict is None:
-            try:
-                verdict = await asyncio.get_running_loop().run_in_executor(self._worker, self._judge, constraint)
-            except RuntimeError as error:
-                if self._closed:
-                    raise EngineDead("The engine is closed.") from error
-                raise
+            verdict = await self._judged(constraint)
         if not verdict.gbnf:
             raise EngineRefused(verdict.reason, "response_format")
         return verdict.gbnf
 
-    def close(self) -> None:
-        """End the child; whoever waits for a verdict gets an error. May be called again."""
-        self._closed = True
-        self._worker.shutdown(wait=False, cancel_futures=True)
+    async def close(self) -> None:
+        """End the child; whoever waits for a verdict gets EngineDead. May be called again."""
+        self._closed.set()
+        with self._lock:
+            if self._child is not None:
+                self._child.kill()
+        # The thread finds its child dead, and what is lined up behind it finds this closed.
+        await asyncio.to_thread(self._worker.shutdown)
         self._end()
+
+    async def _judged(self, constraint: Constraint) -> Verdict:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._worker, self._judge, constraint)
+        except RuntimeError as error:
+            if self._closed.is_set():
+                raise EngineDead("The engine is closed.") from error
+            raise
 
     def _remembered(self, constraint: Constraint) -> Verdict | None:
         with self._lock:
@@ -84,16 +102,19 @@ class GrammarProbe:
         verdict = self._remembered(constraint)
         if verdict is not None:
             return verdict
-        child = self._running()
         try:
-            reply = _asked(child, msgspec.msgpack.encode(constraint))
+            request = msgspec.msgpack.encode(constraint)
+        except UnicodeEncodeError:
+            return _HALF_CHARACTERS
+        try:
+            reply = _asked(self._running(), request, self._seconds)
         except TimeoutError:
             # Not remembered: perhaps the machine is busy.
             self._end()
             return _TAKES_TOO_LONG
         except (EOFError, BrokenPipeError):
             self._end()
-            if self._closed:
+            if self._closed.is_set():
                 raise ProbeFailed("The probe was ended.") from None
             _log.warning("constraint.fatal", kind=constraint.kind, length=len(constraint.text))
             reply = msgspec.msgpack.encode(_KILLS)
@@ -103,18 +124,19 @@ class GrammarProbe:
 
     def _running(self) -> "subprocess.Popen[bytes]":
         """The child, started if there is none, or none that lives."""
+        if self._closed.is_set():
+            raise ProbeFailed("The engine is closed.")
         child = self._child
         if child is not None and child.poll() is None:
             return child
         self._end()
-        command = [sys.executable, "-P", "-m", "worker.engines.llama_cpp.probe", str(self._path)]
         child = subprocess.Popen(  # noqa: S603 - our own module
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
         )
         with self._lock:
             self._child = child
-        if self._closed:
-            self._end()
+            if self._closed.is_set():
+                child.kill()
         try:
             if _received(child, START_SECONDS) == READY:
                 return child
@@ -135,12 +157,12 @@ class GrammarProbe:
                 pipe.close()
 
 
-def _asked(child: "subprocess.Popen[bytes]", request: bytes) -> bytes:
+def _asked(child: "subprocess.Popen[bytes]", request: bytes, seconds: float) -> bytes:
     if child.stdin is None:
         raise EOFError
     # A child that lives reads at once, and one that died breaks the pipe.
     child.stdin.write(frame(request))
-    return _received(child, PROBE_SECONDS)
+    return _received(child, seconds)
 
 
 def _received(child: "subprocess.Popen[bytes]", seconds: float) -> bytes:

@@ -132,7 +132,7 @@ class TokenSampler:
             chain.greedy()
             return
         chain.temperature(sampling.temperature)
-        chain.truncate(top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p)
+        chain.truncate(top_k=min(sampling.top_k, self._vocabulary.size), top_p=sampling.top_p, min_p=sampling.min_p)
         chain.draw(fold_seed(self._seed + len(self._output)))
 
 

@@ -99,6 +99,13 @@ def unpack_state(state: bytes, prompt: list[int], model: str, layout: StateLayou
 
 def read_layout(native: bytes) -> StateLayout:
     """The layout, from what llama.cpp wrote of a slot. Raises Damaged if it is not of the known kind."""
+    try:
+        return _layout_of(native)
+    except struct.error as error:
+        raise Damaged("it is too short") from error
+
+
+def _layout_of(native: bytes) -> StateLayout:
     cache = _canonical(native)
     (magic, _, _) = _SEQUENCE.unpack_from(native)
     (tokens,) = _COUNT.unpack_from(cache)

@@ -6,8 +6,8 @@
     regex        regular expressions
     json_schema  JSON Schemas; json_values, number_range and schema_* are its parts
     factoring    alternatives rearranged so that one character decides between them, where that is possible
-    soundness    what is refused: grammars that can get stuck or loop
-    ambiguity    and those that keep too many possibilities open
+    soundness    what is refused: grammars that can get stuck, loop, or are too large
+    deciding     what is ambiguous, decided by an automaton, or refused
     writing      the tree as GBNF, spelled so that nothing is left to interpretation
     compiling    all of that, for a constraint of the engine contract
 
@@ -15,6 +15,6 @@ Nothing here knows llama.cpp's library; it is pure Python, and done in the probe
 
 Two things must never happen, as llama.cpp answers both by ending the process or by not answering at all: a text that the grammar
 allows to begin but not to go on from, and a number of open possibilities that grows with the text. `soundness` excludes the first
-(every part can be completed with characters that the vocabulary has bytes for), `ambiguity` the second: one character decides
-(LL(1)) wherever a grammar recurs, and ambiguity is left to small parts whose possibilities are countable.
+(every part can be completed with characters that the vocabulary has bytes for), `deciding` the second: one character decides,
+always.
 """

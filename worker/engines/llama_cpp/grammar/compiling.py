@@ -4,13 +4,14 @@ from typing import Final
 
 from worker.engines.base import Constraint
 from worker.engines.llama_cpp.grammar import gbnf, json_schema, json_values, regex
-from worker.engines.llama_cpp.grammar.ambiguity import check_ambiguity, check_size
 from worker.engines.llama_cpp.grammar.characters import Ranges
+from worker.engines.llama_cpp.grammar.deciding import decided
 from worker.engines.llama_cpp.grammar.factoring import Factoring
 from worker.engines.llama_cpp.grammar.soundness import (
     Beginnings,
     check_completable,
     check_loops,
+    check_size,
     reachable,
     speakable,
 )
@@ -58,5 +59,6 @@ def sound(grammar: Grammar, spoken: Ranges) -> Grammar:
     check_loops(grammar, beginnings)
     grammar = reachable(Factoring(grammar, beginnings).grammar())
     check_size(grammar)
-    check_ambiguity(grammar, Beginnings(grammar))
+    grammar = decided(grammar)
+    check_size(grammar)
     return grammar

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from worker.engines.llama_cpp.grammar.ambiguity import overlap
+from worker.engines.llama_cpp.grammar.deciding import overlap
 from worker.engines.llama_cpp.grammar.soundness import Beginnings
 from worker.engines.llama_cpp.grammar.tree import (
     Choice,
@@ -42,6 +42,8 @@ class Factoring:
                 return concat(*(self.node(part) for part in parts))
             case Choice(options):
                 return self._choice([parts_of(option) for option in options])
+            case Repeat(inner, _, 1) if self._beginnings.can_be_empty(inner):
+                return self.node(inner)
             case Repeat(inner, least, most):
                 return Repeat(self.node(inner), least, most)
             case Island(inner):
@@ -53,7 +55,12 @@ class Factoring:
         groups = _grouped(options)
         while self._undecided(groups) and (opened := self._open(groups)) is not None:
             groups = _grouped(opened)
+        if any(head is not None and self._can_be_empty(head, rests) for head, rests in groups.items()):
+            groups.pop(None, None)
         return choice(*(self._group(head, rests) for head, rests in groups.items()))
+
+    def _can_be_empty(self, head: Node, rests: list[Option]) -> bool:
+        return any(self._beginnings.can_be_empty(Concat((head, *rest))) for rest in rests)
 
     def _group(self, head: Node | None, rests: list[Option]) -> Node:
         if head is None:

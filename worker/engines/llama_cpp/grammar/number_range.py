@@ -38,33 +38,36 @@ def numbers(low: int | None, high: int | None, *, above: bool = False, below: bo
     if least < 0:
         # Zero is on the other side, and -0.5 must stay possible: the magnitudes start behind it.
         nearest, open_end = (-most, below) if most < 0 else (0, True)
-        options.append(concat(text("-"), _magnitudes(nearest, -least, above=open_end, below=above)))
+        magnitudes = _magnitudes(nearest, -least, above=open_end, below=above)
+        options += [concat(text("-"), magnitude) for magnitude in magnitudes]
     if most >= 0:
         start, open_start = (least, above) if least >= 0 else (0, False)
-        options.append(_magnitudes(start, most, above=open_start, below=below))
+        options += _magnitudes(start, most, above=open_start, below=below)
+    if not options:
+        raise Unsupported("The schema's bounds leave no number.")
     return choice(*options)
 
 
 def _bounds(low: int | None, high: int | None) -> tuple[int, int]:
     least, most = -_MOST if low is None else low, _MOST if high is None else high
-    if least > most or least < -_MOST or most > _MOST:
+    if least > most or any(bound is not None and abs(bound) >= _MOST for bound in (low, high)):
         raise Unsupported("The schema's bounds leave no number of at most 16 digits.")
     return least, most
 
 
-def _magnitudes(low: int, high: int, *, above: bool, below: bool) -> Node:
+def _magnitudes(low: int, high: int, *, above: bool, below: bool) -> list[Node]:
     """Numbers of at least zero: each whole one with any fraction, but the last only with zeros."""
     options: list[Node] = []
     if low < high:
-        first = concat(text(str(low)), _some_fraction()) if above else concat(text(str(low)), optional(FRACTION))
-        options.append(first)
-    if low + 1 < high:
+        options.append(concat(text(str(low)), _some_fraction() if above else optional(FRACTION)))
+    if high == _MOST:
+        # Not a bound, only the end of what has so many digits.
+        options.append(concat(_natural(low + 1, high), optional(FRACTION)))
+    elif low + 1 < high:
         options.append(concat(_natural(low + 1, high - 1), optional(FRACTION)))
-    if not below and (low < high or not above):
+    if high != _MOST and not below and (low < high or not above):
         options.append(concat(text(str(high)), _ZEROS))
-    if not options:
-        raise Unsupported("The schema's bounds leave no number.")
-    return choice(*options)
+    return options
 
 
 def _some_fraction() -> Node:
@@ -78,10 +81,16 @@ def _natural(low: int, high: int) -> Node:
     if (low, high) == (0, _MOST):
         return WHOLE
     options: list[Node] = []
+    complete: list[int] = []
     for digits in range(len(str(low)), len(str(high)) + 1):
-        smallest = 0 if digits == 1 else 10 ** (digits - 1)
-        first, last = max(low, smallest), min(high, 10**digits - 1)
-        options.append(_same_length(str(first), str(last)))
+        smallest, largest = 0 if digits == 1 else 10 ** (digits - 1), 10**digits - 1
+        if low <= max(smallest, 1) and largest <= high and low > 0:
+            complete.append(digits)
+        else:
+            options.append(_same_length(str(max(low, smallest)), str(min(high, largest))))
+    if complete:
+        more = Repeat(DIGIT, complete[0] - 1, complete[-1] - 1)
+        options.append(concat(_digits("1", "9"), *([more] if more.most else [])))
     return choice(*options)
 
 

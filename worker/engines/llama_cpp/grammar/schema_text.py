@@ -28,7 +28,7 @@ FORMATS: Final = {
     "time": _TIME,
     "date-time": f"{_DATE}T{_TIME}",
     "uuid": r"[0-9a-f]{8}-[0-9a-f]{4}-[1-8][0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}",
-    "email": rf"[a-z0-9]+(?:[._+-][a-z0-9]+){{0,8}}@{_LABEL}(?:\.{_LABEL}){{1,4}}",
+    "email": rf"[a-z0-9]{{1,20}}(?:[._+-][a-z0-9]{{1,20}}){{0,2}}@{_LABEL}(?:\.{_LABEL}){{1,4}}",
     "hostname": rf"{_LABEL}(?:\.{_LABEL}){{0,4}}",
     "ipv4": rf"{_OCTET}\.{_OCTET}\.{_OCTET}\.{_OCTET}",
     "uri": rf"https?://{_LABEL}(?:\.{_LABEL}){{0,4}}(?:/[A-Za-z0-9._~-]{{0,60}}){{0,8}}",

@@ -1,4 +1,4 @@
-"""What must not reach llama.cpp: grammars that can get stuck, that loop, or that keep too many possibilities open."""
+"""What must not reach llama.cpp: grammars that can get stuck, loop, or are too large."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -23,8 +23,6 @@ from worker.engines.llama_cpp.grammar.tree import (
 MAX_NODES: Final = 50_000
 MAX_COMPILED: Final = 100_000
 """Elements llama.cpp may have to build, where it writes repetitions out."""
-MAX_AMBIGUOUS: Final = 1_000
-"""Places that a text may stand at within a part that one character does not decide: each costs time for every token."""
 
 
 def nodes_of(node: Node) -> Iterator[Node]:
@@ -164,11 +162,7 @@ class Beginnings:
 
 
 def check_loops(grammar: Grammar, beginnings: Beginnings) -> None:
-    """No rule comes back to itself, and no repetition turns, without a character in between."""
-    for rule in grammar.values():
-        for node in nodes_of(rule):
-            if isinstance(node, Repeat) and node.most is None and beginnings.can_be_empty(node.node):
-                raise Unsupported("What is repeated without end must not be able to be empty.")
+    """No rule comes back to itself without a character in between."""
     edges = {name: _leading_rules(node, beginnings) for name, node in grammar.items()}
     if any(name in _reached(edges, name) for name in grammar):
         raise Unsupported("A rule of the constraint leads back to itself without a character in between.")
@@ -199,3 +193,14 @@ def _reached(edges: dict[str, set[str]], start: str) -> set[str]:
             found.add(name)
             wanted.extend(edges[name])
     return found
+
+
+def check_size(grammar: Grammar) -> None:
+    """llama.cpp writes bounded repetitions out; all of it must have room."""
+    if sum(map(_elements, grammar.values())) > MAX_COMPILED:
+        raise Unsupported("The constraint is too large: its bounded repetitions multiply.")
+
+
+def _elements(node: Node) -> int:
+    inside = max(1, sum(map(_elements, children(node))))
+    return inside * max(1, node.most or node.least) if isinstance(node, Repeat) else inside

@@ -8,8 +8,8 @@ from worker.engines.llama_cpp.grammar import characters
 from worker.engines.llama_cpp.grammar.characters import Ranges
 
 ROOT: Final = "root"
-MAX_TIMES: Final = 1000
-"""How often something may be repeated, if the number of times has a limit; llama.cpp has one near."""
+MAX_TIMES: Final = 10_000
+"""How often something may be repeated, if the number of times has a limit."""
 
 
 class Unsupported(ValueError):
