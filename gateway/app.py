@@ -22,10 +22,11 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Receive, Scope, Send
 
 from gateway.admission import Refusal
-from gateway.api import chat, completions, document, health, metrics, models, version
+from gateway.api import chat, cluster, completions, document, health, metrics, models, version
 from gateway.api.cors import Cors
 from gateway.api.errors import internal, on_bug, on_http_exception, on_serving_error
 from gateway.api.generation import EXCHANGE, GenerationEndpoint
+from gateway.api.health import Health
 from gateway.api.parts import Parts
 from gateway.auth import ApiKeys
 from gateway.exchange import CLIENT_CLOSED_REQUEST, ClientGone, Exchange
@@ -37,7 +38,7 @@ from schemas.openai.errors import ErrorKind, ServingError
 
 CLOSE_TIMEOUT_SECONDS: Final = 5.0
 
-_PROTECTED: Final = "/v1/"
+_PROTECTED: Final = ("/v1/", "/cluster_info")
 _CLIENT_ID: Final = re.compile(rb"[A-Za-z0-9_.:/+=@,~#-]{1,128}")
 _MAX_LOGGED_PATH: Final = 256
 _REFUSALS: Final = frozenset(reason.value for reason in Refusal) | {"shutting_down"}
@@ -52,6 +53,7 @@ def create_app(parts: Parts, scrape: Scrape) -> FastAPI:
         *completions.routes(parts),
         *models.routes(parts),
         *health.routes(parts),
+        *cluster.routes(parts),
         *version.routes(),
         *metrics.routes(scrape),
         *document.routes(),
@@ -68,20 +70,22 @@ def create_app(parts: Parts, scrape: Scrape) -> FastAPI:
             HTTPException: on_http_exception,
             Exception: on_bug,
         },
-        lifespan=_lifespan_of(parts),
+        lifespan=_lifespan_of(parts, scrape),
     )
 
 
-def _lifespan_of(parts: Parts) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+def _lifespan_of(parts: Parts, scrape: Scrape) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         lag = asyncio.create_task(parts.metrics.measure_lag(), name="loop-lag")
+        await scrape.start()
         await parts.backend.start()
         parts.lifecycle.start()
         try:
             yield
         finally:
             lag.cancel()
+            await scrape.close()
             with suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_TIMEOUT_SECONDS):
                     await parts.backend.close()
@@ -97,6 +101,7 @@ class Door:
         self._parts = parts
         self._keys = keys
         self._access_log = access_log
+        self._health = Health(parts.lifecycle)
         self._cors = Cors(parts.config.cors_origin)
         self._routes = [route for route in app.routes if isinstance(route, Route)]
         self._generation = {
@@ -146,6 +151,9 @@ class Door:
         if path.startswith(_PROTECTED):
             self._keys.check(exchange.headers.get(b"authorization"))
         endpoint = self._generation.get(path) if exchange.method == "POST" else None
+        if endpoint is None and exchange.method == "GET" and (healthy := self._health.body_of(path)) is not None:
+            await exchange.reply.whole(200, healthy)
+            return
         if endpoint is None:
             await self._app(scope, receive, exchange.reply.forward)
             return
@@ -157,7 +165,8 @@ class Door:
 
     async def _options(self, exchange: Exchange, scope: Scope) -> None:
         """What a path takes, and what a browser must know before it asks (no key is sent with that question)."""
-        matching = [route for route in self._routes if route.matches(scope)[0] is not Match.NONE]
+        whole = scope["path"] == "*"  # The server itself is asked (RFC 9110, 9.3.7).
+        matching = [route for route in self._routes if whole or route.matches(scope)[0] is not Match.NONE]
         methods = {method for route in matching for method in route.methods or ()}
         if not methods:
             raise ServingError(ErrorKind.NOT_FOUND, "There is no such endpoint here.")
@@ -194,7 +203,7 @@ class Door:
                 seconds=round(now - exchange.started, 6),
                 first_byte=first_byte,
             )
-            self._access_log.write(line)
+            self._access_log.add(line)
 
 
 def _outcome(status: int, *, failed: bool) -> str:

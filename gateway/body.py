@@ -1,13 +1,14 @@
-"""Reading a request's body: what is refused by its headers, how much is read, and the two encodings it may have."""
+"""Reading a request's body: what is refused by its headers, how much is read, and its content coding taken off."""
 
 import asyncio
-import zlib
 from collections.abc import Mapping
 from typing import Final
 
 from starlette.types import Receive
 
+from gateway import content_coding
 from gateway.admission import Permit
+from gateway.content_coding import coding_of, too_large
 from gateway.exchange import ClientGone
 from schemas.codec import MSGPACK_HEADER
 from schemas.openai.errors import ErrorKind, ServingError, invalid
@@ -16,23 +17,23 @@ Headers = Mapping[bytes, bytes]
 
 _TAG: Final = MSGPACK_HEADER.encode("ascii")
 _JSON: Final = b"application/json"
-_DEFLATED: Final = frozenset({b"gzip", b"x-gzip", b"deflate"})
-_GZIP_OR_ZLIB: Final = 47
-"""zlib's `wbits` that reads both formats, told apart by their first bytes."""
 
 
 def refuse_by_headers(headers: Headers, max_bytes: int) -> None:
-    """Raise for a body that will not be read: tagged, not JSON, in an unknown encoding, or announced as too large."""
+    """Raise for a body that will not be read: tagged, not JSON, in an unknown coding, of no known length, or of too large a one."""
     if _TAG in headers:
         # The tag is for the inner hop: it would let anybody past the readings that this side is for.
         raise invalid("Bodies tagged as msgpack are not accepted here: send JSON.", code="msgpack_not_accepted")
     content_type = headers.get(b"content-type")
     if content_type and content_type != _JSON and not _is_json(content_type):
         raise _unsupported("The content type must be application/json.")
-    encoding = headers.get(b"content-encoding")
-    if encoding and _encoding(headers) not in _DEFLATED and _encoding(headers) != b"identity":
-        raise _unsupported("The content encoding is not supported: send gzip, deflate, or none.")
-    if headers.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
+    coding_of(headers.get(b"content-encoding", b""))
+    transfer = headers.get(b"transfer-encoding")
+    if transfer is None and b"content-length" not in headers:
+        raise ServingError(
+            ErrorKind.LENGTH_REQUIRED, "The request needs a body, and a Content-Length that says its size."
+        )
+    if transfer is not None and transfer.lower() != b"chunked":
         raise invalid("The only transfer encoding is chunked.")
     if int(headers.get(b"content-length", b"0")) > max_bytes:
         raise too_large(max_bytes)
@@ -53,17 +54,13 @@ async def read_body(receive: Receive, max_bytes: int, permit: Permit) -> bytes:
 
 
 async def decoded(body: bytes, headers: Headers, max_bytes: int, permit: Permit) -> bytes:
-    """The body without its content encoding. Decompressed in a thread, up to `max_bytes`: the event loop never waits for zlib."""
-    if _encoding(headers) not in _DEFLATED:
+    """The body without its content coding. Decompressed in a thread, up to `max_bytes`: the event loop never waits for that."""
+    coding = coding_of(headers.get(b"content-encoding", b""))
+    if coding is None:
         return body
-    plain = await asyncio.to_thread(_inflate, body, max_bytes)
+    plain = await asyncio.to_thread(content_coding.decoded, coding, body, max_bytes)
     permit.grow(len(plain))
     return plain
-
-
-def too_large(max_bytes: int) -> ServingError:
-    """The 413."""
-    return ServingError(ErrorKind.TOO_LARGE, f"The body is larger than {max_bytes} bytes.", code="body_too_large")
 
 
 def too_slow() -> ServingError:
@@ -83,27 +80,10 @@ def _piece(message: Mapping[str, object], max_bytes: int, before: int, permit: P
     return piece
 
 
-def _encoding(headers: Headers) -> bytes:
-    return headers.get(b"content-encoding", b"").strip().lower()
-
-
 def _is_json(content_type: bytes) -> bool:
     """Whether a media type is JSON, whatever its case and parameters (RFC 9110, 8.3.1)."""
     essence = content_type.partition(b";")[0].strip().lower()
     return essence in {b"", _JSON, b"text/json"} or (essence.startswith(b"application/") and essence.endswith(b"+json"))
-
-
-def _inflate(body: bytes, max_bytes: int) -> bytes:
-    inflater = zlib.decompressobj(wbits=_GZIP_OR_ZLIB)
-    try:
-        plain = inflater.decompress(body, max_bytes + 1)
-    except zlib.error as error:
-        raise invalid("The body is not in the encoding that its content-encoding header names.") from error
-    if len(plain) > max_bytes:
-        raise too_large(max_bytes)
-    if not inflater.eof or inflater.unused_data:
-        raise invalid("The compressed body is not complete, or is followed by something else.")
-    return plain
 
 
 def _unsupported(message: str) -> ServingError:

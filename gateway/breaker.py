@@ -37,6 +37,8 @@ class Breaker:
 
     def admits(self) -> bool:
         """Whether a request may be sent now; asks, changes nothing."""
+        if self._opened_at is None:
+            return True
         state = self.state
         return state is BreakerState.CLOSED or (state is BreakerState.HALF_OPEN and not self._trial)
 

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from schemas.cluster import etcd_addresses
 from schemas.codec import MAX_BODY_BYTES
 
 Port = Annotated[int, Parameter(validator=Number(gte=0, lte=65535))]
@@ -15,14 +16,16 @@ Positive = Annotated[int, Parameter(validator=Number(gte=1))]
 Count = Annotated[int, Parameter(validator=Number(gte=0))]
 Seconds = Annotated[float, Parameter(validator=Number(gt=0, lte=86400))]
 Pause = Annotated[float, Parameter(validator=Number(gte=0, lte=86400))]
+Milliseconds = Annotated[float, Parameter(validator=Number(gte=0, lte=1000))]
 Texts = Annotated[tuple[str, ...], Parameter(negative=())]
+Router = Literal["least_loaded", "round_robin"]
 
 _MASKED = "internal_key"
 
 
 def _is_usable(_type: object, config: "GatewayConfig") -> None:
     """Refuse what no single field can see, and what is not there yet; the messages name the flags."""
-    _is_built(config)
+    _has_link(config)
     _has_workers(config)
     if config.internal_key == "":
         raise ValueError("--internal-key must not be empty: leave it out, or give a secret.")
@@ -31,23 +34,31 @@ def _is_usable(_type: object, config: "GatewayConfig") -> None:
             raise ValueError(f"--cors-origin takes an origin such as https://chat.example, or *, not {origin!r}.")
 
 
-def _is_built(config: "GatewayConfig") -> None:
-    if config.link == "grpc" or any(url.startswith("grpc:") for url in config.workers()):
-        raise ValueError("--link grpc is not available yet: this version of the gateway speaks HTTP to its workers.")
-    if config.processes > 1:
-        raise ValueError("--processes takes only 1 yet: this version of the gateway is one process.")
-    if config.config is not None:
-        raise ValueError("--config is not available yet: use flags or PACKRELAY_* variables.")
+def _has_link(config: "GatewayConfig") -> None:
+    if (config.link_tls_cert is None) is not (config.link_tls_key is None):
+        raise ValueError("--link-tls-cert and --link-tls-key go together: give both, or neither.")
+    used = config.link == "grpc" or any(url.startswith("grpc:") for url in config.workers())
+    if not used and (config.link_tls_ca or config.link_tls_cert):
+        raise ValueError("--link-tls-ca, --link-tls-cert and --link-tls-key are for --link grpc.")
 
 
 def _has_workers(config: "GatewayConfig") -> None:
     for url in config.workers():
         if not _is_worker_url(url):
-            raise ValueError(f"--worker and its kind take a URL such as http://HOST:PORT, not {url!r}.")
+            raise ValueError(
+                f"--worker and its kind take a URL such as http://HOST:PORT or grpc://HOST:PORT, not {url!r}."
+            )
     if bool(config.context_worker) is not bool(config.generation_worker):
         raise ValueError("--context-worker and --generation-worker go together: give at least one of each.")
-    if not config.workers():
-        raise ValueError("There is no worker: give --worker, or --context-worker and --generation-worker.")
+    if config.cluster_uri is not None:
+        try:
+            etcd_addresses(config.cluster_uri)
+        except ValueError as error:
+            raise ValueError(f"--cluster-uri: {error} Workers register in etcd, not with the gateway.") from error
+    elif not config.workers():
+        raise ValueError(
+            "There is no worker: give --worker, or --context-worker and --generation-worker, or --cluster-uri."
+        )
 
 
 def _is_worker_url(url: str) -> bool:
@@ -57,6 +68,8 @@ def _is_worker_url(url: str) -> bool:
     except ValueError:
         return False
     named = parts.scheme in {"http", "https"} and bool(parts.hostname) and port != 0
+    if parts.scheme == "grpc":
+        named = bool(parts.hostname) and bool(port) and not parts.path.strip("/")
     return named and not (parts.username or parts.password or parts.query or parts.fragment)
 
 
@@ -81,19 +94,67 @@ class GatewayConfig:
     """URL of a generation (decode) worker. May be given several times."""
 
     link: Literal["http", "grpc"] = "http"
-    """How the gateway speaks to the workers. grpc is not available yet."""
+    """How the gateway speaks to workers given as http://: by HTTP, or over the gRPC channel whose port /server_info says."""
+
+    link_tls_ca: Path | None = None
+    """PEM file with the CA that signs the certificates of the workers' gRPC channels. Left out: the channels are plain text."""
+
+    link_tls_cert: Path | None = None
+    """PEM file with the certificate the gateway shows to the workers' channels (mutual TLS)."""
+
+    link_tls_key: Path | None = None
+    """PEM file with the key of --link-tls-cert."""
+
+    event_window_ms: Milliseconds = 1.0
+    """Milliseconds in which the events of a stream over gRPC are gathered; 0 relays each at once. The first and the last never wait."""
 
     processes: Positive = 1
-    """Gateway processes on one socket. More than 1 is not available yet."""
+    """Gateway processes on one port: about one per core. What is limited (--max-in-flight and its kind) is limited in each."""
 
     api_key_file: Path | None = None
     """File with the API keys that clients may use, one a line. Left out: no key is asked for."""
 
     config: Path | None = None
-    """File with these settings. Not available yet."""
+    """The YAML file of `trtllm-serve disaggregated`. Flags and variables win over it; keys that change nothing are named."""
 
-    router: Literal["least_loaded", "round_robin"] = "least_loaded"
+    router: Router = "least_loaded"
     """How the worker of a leg is chosen."""
+
+    context_router: Router | None = None
+    """How the context worker is chosen. Left out: as --router says."""
+
+    generation_router: Router | None = None
+    """How the generation worker is chosen. Left out: as --router says."""
+
+    router_fallback: Router | None = None
+    """What stands for a router that --config names and that does not exist here. Left out: such a file is refused."""
+
+    cluster_uri: str | None = None
+    """Where workers register: etcd://HOST:PORT[,HOST:PORT]. Left out: the workers are those given. Needs the extra `etcd`."""
+
+    cluster_name: str = ""
+    """The cluster whose workers these are, as they were told."""
+
+    min_context_workers: Count = 1
+    """With --cluster-uri: context workers that must be there before requests are served."""
+
+    min_generation_workers: Count = 1
+    """With --cluster-uri: generation workers that must be there before requests are served."""
+
+    inactive_timeout: Seconds = 10.0
+    """With --cluster-uri: seconds a worker is kept whose key is missing when etcd comes back; as long as the workers' leases."""
+
+    dialect: Literal["auto", "stock", "stock-2026-07", "stock-2026-06"] = "auto"
+    """What stock workers understand: by the version they say (auto), or whatever they say."""
+
+    node_id: Annotated[int | None, Parameter(validator=Number(gte=0, lte=255))] = None
+    """A part of the ids of disaggregated requests that is this gateway's own, 0 to 255. Left out: one made of the process's id."""
+
+    strip_message_history: bool = False
+    """Send generation workers only the last message of a chat: they have the prompt as token ids. For text without parsers only."""
+
+    allow_request_chat_template: bool = False
+    """Let requests bring a chat template of their own; the workers must allow it too. Otherwise such a request is refused."""
 
     schedule_style: Literal["context_first", "generation_first"] = "context_first"
     """Whether the generation leg starts after the context leg, or with it."""
@@ -103,6 +164,9 @@ class GatewayConfig:
 
     retries: Count = 1
     """How many more attempts a request has after its first one failed before anything was relayed."""
+
+    retry_fraction: Annotated[float, Parameter(validator=Number(gte=0, lte=1))] = 0.2
+    """Further attempts of all requests together, as a fraction of the requests; one a second is always possible."""
 
     internal_key: str | None = field(default=None, repr=False)
     """Secret shared by gateway and workers: it signs hand-offs. Left out: they are unsigned. Better as a variable than a flag."""
@@ -127,6 +191,9 @@ class GatewayConfig:
 
     keep_alive_timeout: Annotated[int, Parameter(validator=Number(gte=1, lte=3600))] = 75
     """Seconds an idle client connection is kept open."""
+
+    read_window_ms: Annotated[float, Parameter(validator=Number(gte=0, lte=100))] = 1.0
+    """Over HTTP: milliseconds that events of a fast stream are collected for; the first never waits. 0 relays each at once."""
 
     grace: Pause = 30.0
     """Seconds that running requests have to finish in after SIGTERM; the rest are ended with an error."""

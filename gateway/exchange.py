@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Self
 
-from starlette.types import Receive
+from starlette.types import Receive, Scope
 
+from gateway.cycle import LEAVING
 from gateway.relay import Reply
 
 CLIENT_CLOSED_REQUEST = 499
@@ -27,8 +28,8 @@ class Exchange:
     __slots__ = (
         "_cancelling",
         "_cause",
+        "_limit",
         "_task",
-        "_timer",
         "_watcher",
         "client_request_id",
         "endpoint",
@@ -59,7 +60,7 @@ class Exchange:
         self._cancelling = 0
         self._cause: Exception | None = None
         self._watcher: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._limit: TimeLimit | None = None
 
     def __enter__(self) -> Self:
         task = asyncio.current_task()
@@ -71,8 +72,8 @@ class Exchange:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         task, self._task = self._task, None
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._limit is not None:
+            self._limit.lift(self)
         if self._watcher is not None:
             self._watcher.cancel()
         # The same bookkeeping as asyncio.timeout: somebody else's cancellation of this task stays a cancellation.
@@ -86,17 +87,60 @@ class Exchange:
             self._cause = cause
             self._task.cancel()
 
-    def limit(self, seconds: float, cause: Callable[[], Exception]) -> None:
-        """End with `cause()` in so many seconds. Takes the place of the limit before."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(seconds, lambda: self.end(cause()))
+    def limit(self, limit: "TimeLimit") -> None:
+        """End when this limit's time, from now on, is over. Takes the place of the limit before."""
+        if self._limit is not None:
+            self._limit.lift(self)
+        self._limit = limit
+        limit.put_on(self)
 
-    def watch(self, receive: Receive) -> None:
-        """From here on end with ClientGone when the client leaves. The body must have been read: `receive` has one reader."""
+    def watch(self, scope: Scope, receive: Receive) -> None:
+        """From here on end with ClientGone when the client leaves. The body must have been read: `receive` has one reader.
+
+        Our own server says so by itself; behind any other, a task waits for it.
+        """
+        on_leaving = scope.get(LEAVING)
+        if on_leaving is not None:
+            on_leaving(self._client_left)
+            return
         self._watcher = asyncio.create_task(self._await_disconnect(receive), name=f"watch-{self.request_id}")
 
     async def _await_disconnect(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
+        self._client_left()
+
+    def _client_left(self) -> None:
         self.end(ClientGone())
+
+
+class TimeLimit:
+    """Ends exchanges after so many seconds, with `cause()`. One timer serves all that are under the same limit."""
+
+    def __init__(self, seconds: float, cause: Callable[[], Exception]) -> None:
+        self._seconds = seconds
+        self._cause = cause
+        self._due: dict[Exchange, float] = {}  # The earliest first, because all of them get the same time.
+        self._timer: asyncio.TimerHandle | None = None
+
+    def put_on(self, exchange: Exchange) -> None:
+        """The exchange's time begins."""
+        self._due[exchange] = monotonic() + self._seconds
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._look)
+
+    def lift(self, exchange: Exchange) -> None:
+        """The exchange is not under this limit any more."""
+        self._due.pop(exchange, None)
+
+    def _look(self) -> None:
+        """End what is due, and come back for the next one."""
+        self._timer = None
+        now = monotonic()
+        while self._due:
+            exchange, due = next(iter(self._due.items()))
+            if due > now:
+                self._timer = asyncio.get_running_loop().call_later(due - now, self._look)
+                return
+            del self._due[exchange]
+            exchange.end(self._cause())

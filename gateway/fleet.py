@@ -1,22 +1,22 @@
 """The workers known, what they serve, and which of them can take a request now."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import count
+from typing import Final
 
 import structlog
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from gateway.links.base import Deadlines, LinkError
 from gateway.member import Role, Worker
+from gateway.preparation import prepare
 from gateway.routing.base import Policy
-from schemas.codec import guarded, json_decoder
-from schemas.dialect import PACKRELAY, STOCK
+from schemas.dialect import Dialect
 from schemas.openai.errors import ErrorKind, ServingError
-from schemas.openai.models import Model, ModelList
-from schemas.server_info import PackrelayInfo, ServerInfo
+from schemas.openai.models import Model
 
-_models = json_decoder(ModelList)
-_server_info = json_decoder(ServerInfo)
+_NO_MINIMUM: Final[Mapping[Role, int]] = {}
 _log = structlog.get_logger(__name__)
 
 
@@ -36,17 +36,63 @@ class Probing(Struct, frozen=True, kw_only=True):
 
 
 class Fleet:
-    """All workers of this gateway. Owns their links, and checks each of them for as long as it runs."""
+    """All workers of this gateway, which may come and go. Owns their links, and checks each of them for as long as it runs.
 
-    def __init__(self, workers: Sequence[Worker], policies: dict[Role, Policy], probing: Probing) -> None:
+    `minimum` is how many workers of a role must be known before requests are served; `dialect` is that of stock workers, whatever
+    their version says.
+    """
+
+    def __init__(
+        self,
+        workers: Sequence[Worker],
+        policies: dict[Role, Policy],
+        probing: Probing,
+        minimum: Mapping[Role, int] = _NO_MINIMUM,
+        dialect: Dialect | None = None,
+    ) -> None:
         self.workers = list(workers)
+        self.minimum = minimum
         self._policies = policies
         self._probing = probing
+        self._dialect = dialect
         self._deadlines = Deadlines(
             connect=probing.timeout, first_byte=probing.timeout, idle=probing.timeout, total=probing.timeout
         )
-        self._misses = dict.fromkeys(self.workers, 0)
+        self._first_checks: set[asyncio.Task[None]] = set()
+        self._leaving: dict[asyncio.Task[None], Worker] = {}
         self._checks: asyncio.Task[None] | None = None
+
+    # --- who belongs to it ---
+
+    def free_index(self) -> int:
+        """The lowest index that no worker has: they are labels of metrics, so there must not be ever more of them."""
+        taken = {worker.index for worker in (*self.workers, *self._leaving.values())}
+        return next(index for index in count() if index not in taken)
+
+    def add(self, worker: Worker) -> asyncio.Task[None]:
+        """Take a worker in. It gets work as soon as a check has found it prepared: the one answered, or any later one."""
+        self.workers = sorted([*self.workers, worker], key=lambda known: known.index)
+        check = asyncio.create_task(self._check(worker), name=f"worker-check-{worker.index}")
+        self._first_checks.add(check)
+        check.add_done_callback(self._first_checks.discard)
+        return check
+
+    def remove(self, worker: Worker) -> None:
+        """Give a worker no more work; its link ends when the legs it has are over. A second call does nothing."""
+        if worker in self.workers:
+            self.workers = [known for known in self.workers if known is not worker]
+            leaving = asyncio.create_task(self._let_go(worker), name=f"worker-leaving-{worker.index}")
+            self._leaving[leaving] = worker
+            leaving.add_done_callback(self._leaving.pop)
+
+    async def _let_go(self, worker: Worker) -> None:
+        await worker.idle.wait()
+        await worker.link.close()
+
+    def complete(self) -> bool:
+        """Whether there are as many prepared workers of each role as the operator wants at least."""
+        prepared = [worker.role for worker in self.workers if worker.models]
+        return all(prepared.count(role) >= least for role, least in self.minimum.items())
 
     # --- what is served ---
 
@@ -59,58 +105,72 @@ class Fleet:
         return list(union.values())
 
     def can_serve(self) -> bool:
-        """Whether any model can be answered now: by one worker that does both, or by a pair."""
-        return any(
-            self._of(model.id, Role.BOTH, strict=True) or self._pairs(model.id, strict=True) for model in self.models()
+        """Whether the fleet is complete and any model can be answered now: by one worker that does both, or by a pair."""
+        return self.complete() and any(
+            self._of(model.id, Role.BOTH, strict=True) or self._contexts(model.id, strict=True)[0]
+            for model in self.models()
         )
+
+    def serves(self, model: str) -> bool:
+        """Whether some worker has this model."""
+        return any(worker.serves(model) for worker in self.workers)
 
     # --- who takes a request ---
 
-    def aggregated(self, model: str, avoid: Iterable[Worker] = ()) -> Worker | None:
+    def aggregated(self, model: str, avoid: Sequence[Worker] = ()) -> Worker | None:
         """A worker that does both legs itself; one of `avoid` only if there is no other."""
         return self._choose(Role.BOTH, self._of(model, Role.BOTH), avoid)
 
-    def generation(self, model: str, avoid: Iterable[Worker] = ()) -> Worker | None:
+    def generation(self, model: str, avoid: Sequence[Worker] = ()) -> Worker | None:
         """A generation worker, to do a whole request alone."""
         return self._choose(Role.GENERATION, self._of(model, Role.GENERATION), avoid)
 
-    def pair(self, model: str, avoid: Iterable[Worker] = ()) -> Pair | None:
+    def pair(self, model: str, avoid: Sequence[Worker] = ()) -> Pair | None:
         """A context and a generation worker of one engine kind, or neither."""
-        pairs = self._pairs(model)
-        context = self._choose(Role.CONTEXT, list(dict.fromkeys(pair.context for pair in pairs)), avoid)
+        contexts, generations = self._contexts(model)
+        context = self._choose(Role.CONTEXT, contexts, avoid)
         if context is None:
             return None
-        partners = [pair.generation for pair in pairs if pair.context is context]
+        partners = [generation for generation in generations if generation.engine == context.engine]
         generation = self._choose(Role.GENERATION, partners, avoid)
         return None if generation is None else Pair(context, generation)
 
     def nobody(self, model: str) -> ServingError:
         """Why no worker can take this model's request."""
-        if any(known.id == model for known in self.models()):
-            return ServingError(ErrorKind.UNAVAILABLE, "No worker can take this request now.", retry_after=1)
-        if self.workers and not self.models():
+        if not self.complete():
+            return ServingError(ErrorKind.UNAVAILABLE, "There are not enough workers yet.", retry_after=1)
+        if self.serves(model):
+            wait = min((worker.resting for worker in self.workers if worker.serves(model) and worker.resting), default=1)
+            return ServingError(ErrorKind.UNAVAILABLE, "No worker can take this request now.", retry_after=max(wait, 1))
+        if not self.models() and (self.workers or self.minimum):
             return ServingError(ErrorKind.UNAVAILABLE, "The workers are not ready yet.", retry_after=1)
         message = f"The model '{model[:128]}' does not exist."
         return ServingError(ErrorKind.NOT_FOUND, message, param="model", code="model_not_found")
 
     def _of(self, model: str, role: Role, *, strict: bool = False) -> list[Worker]:
-        """Workers of a role with a model: the usable ones, or, when there are none, all (asking them costs little)."""
+        """Workers of a role with a model: the usable ones, or, when there are none, all (asking them costs little).
+
+        Those that said when to come back are never asked earlier. `strict` is for being ready: only usable ones, and back-pressure
+        does not matter, for it is over soon.
+        """
         known = [worker for worker in self.workers if worker.role is role and worker.serves(model)]
         usable = [worker for worker in known if worker.usable()]
-        return usable if usable or strict else known
+        return usable if strict else [worker for worker in usable or known if not worker.resting]
 
-    def _pairs(self, model: str, *, strict: bool = False) -> list[Pair]:
+    def _contexts(self, model: str, *, strict: bool = False) -> tuple[list[Worker], list[Worker]]:
+        """The context workers that have a partner of their engine kind, and the generation workers."""
         generations = self._of(model, Role.GENERATION, strict=strict)
-        return [
-            Pair(context, generation)
-            for context in self._of(model, Role.CONTEXT, strict=strict)
-            for generation in generations
-            if context.engine == generation.engine
-        ]
+        if not generations:
+            return [], generations
+        engines = {generation.engine for generation in generations}
+        contexts = self._of(model, Role.CONTEXT, strict=strict)
+        return [context for context in contexts if context.engine in engines], generations
 
-    def _choose(self, role: Role, candidates: Sequence[Worker], avoid: Iterable[Worker]) -> Worker | None:
-        fresh = [worker for worker in candidates if worker not in avoid]
-        return self._policies[role].choose(fresh or candidates) if candidates else None
+    def _choose(self, role: Role, candidates: Sequence[Worker], avoid: Sequence[Worker]) -> Worker | None:
+        if not candidates:
+            return None
+        fresh = [worker for worker in candidates if worker not in avoid] if avoid else candidates
+        return self._policies[role].choose(fresh or candidates)
 
     # --- health ---
 
@@ -121,11 +181,13 @@ class Fleet:
 
     async def close(self) -> None:
         """Stop checking and end all links. A second call does nothing."""
-        if self._checks is not None:
-            self._checks.cancel()
-            await asyncio.gather(self._checks, return_exceptions=True)
-            self._checks = None
-        await asyncio.gather(*(worker.link.close() for worker in self.workers))
+        tasks = [*self._first_checks, *self._leaving, *([self._checks] if self._checks is not None else [])]
+        workers = {*self.workers, *self._leaving.values()}
+        self._checks = None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(worker.link.close() for worker in workers))
 
     async def _keep_checking(self) -> None:
         while True:
@@ -140,26 +202,16 @@ class Fleet:
             reply = await worker.link.get("/health", self._deadlines)
             healthy = reply.status == 200
             if healthy and not worker.up:
-                await self._prepare(worker)
+                await prepare(worker, self._deadlines, self._dialect)
         except (LinkError, ServingError) as error:
             _log.debug("worker.check_failed", worker=worker.index, reason=str(error))
             healthy = False
-        self._misses[worker] = 0 if healthy else self._misses[worker] + 1
-        self._set_up(worker, healthy or (worker.up and self._misses[worker] < self._probing.failures))
+        worker.misses = 0 if healthy else worker.misses + 1
+        self._set_up(worker, healthy or (worker.up and worker.misses < self._probing.failures))
 
     def _set_up(self, worker: Worker, up: bool) -> None:
         if up is not worker.up:
-            _log.info("worker.up" if up else "worker.down", worker=worker.index, role=worker.role)
+            dialect = worker.dialect.name if up else None
+            _log.info("worker.up" if up else "worker.down", worker=worker.index, role=worker.role, dialect=dialect)
+            worker.ask_again()
         worker.up = up
-
-    async def _prepare(self, worker: Worker) -> None:
-        """Learn what a worker serves and speaks. A worker that does not identify itself is stock."""
-        models = await worker.link.get("/v1/models", self._deadlines)
-        listed: ModelList = guarded(_models.decode, models.body)
-        reply = await worker.link.get("/server_info", self._deadlines)
-        info: ServerInfo = guarded(_server_info.decode, reply.body) if reply.status == 200 else ServerInfo()
-        ours = info.packrelay if isinstance(info.packrelay, PackrelayInfo) else None
-        worker.models = listed.data
-        worker.engine = ours.engine if ours else "stock"
-        worker.dialect = structs.replace(PACKRELAY, deferred=ours.deferred) if ours else STOCK
-        worker.handoff_endpoint = dict(info.disaggregated_params or {})

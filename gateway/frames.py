@@ -13,6 +13,8 @@ from schemas.codec import AnyChatView, AnyCompletionView, deferred_form, encode_
 from schemas.dialect import Dialect, unify
 from schemas.openai.chat import ChatView, TolerantChatView
 
+_listed = msgspec.json.Decoder(list[Raw])
+
 
 class Frames:
     """Makes the frames of a request. Constructing it settles the view (`dialect.unify`); raises ServingError for a bad part."""
@@ -36,16 +38,26 @@ class Frames:
         A change may be UNSET (the field is left out) or Raw msgpack (spliced in as it is). Raises ServingError when the client
         asked for something this kind of worker cannot do.
         """
-        dialect.fit(self._view)
         self._use_form(deferred=dialect.deferred)
-        before = {name: getattr(self._view, name) for name in changes}
+        # What one leg's worker does not know, the other leg's may: nothing is taken from the view for good.
+        unknown = dialect.unknown_chat if self.chat else dialect.unknown_completion
+        if not (unknown or changes):
+            return encode_frame(self._view)
+        before = {name: getattr(self._view, name) for name in (*unknown, *changes)}
         try:
+            dialect.fit(self._view)
             for name, value in changes.items():
                 setattr(self._view, name, value)
             return encode_frame(self._view)
         finally:
             for name, value in before.items():
                 setattr(self._view, name, value)
+
+    def last_message(self, dialect: Dialect) -> Any:
+        """A chat's messages with all but the last left out, in the form this dialect has; for a leg that has the prompt as ids."""
+        messages = self._as_sent[0] if self._as_sent else Raw(b"[]")
+        last = b"[%b]" % b"".join(bytes(message) for message in _listed.decode(messages)[-1:])
+        return last if dialect.deferred else spliced(msgspec.json.decode(last))
 
     def _use_form(self, *, deferred: bool) -> None:
         if self._as_sent is None:

@@ -12,7 +12,6 @@ from gateway.links.base import BadReply, ConnectFailed, Deadlines, LinkError, Re
 from gateway.links.errors import lift_error
 from gateway.member import LegName, Outcome, Worker
 from schemas.codec import MALFORMED, SSE_TYPE, json_decoder
-from schemas.dialect import STOCK
 from schemas.openai.errors import ErrorKind, ServingError, kind_of_status
 from schemas.openai.stream import error_record
 
@@ -154,11 +153,13 @@ class Leg:
             return LegFailed(self.worker, error, Retry.AFRESH, Outcome.NEUTRAL)
         if status in {429, 503}:
             error.retry_after = _seconds(retry_after)
+            if retry_after is not None:
+                self.worker.ask_not_before(error.retry_after)
             return LegFailed(self.worker, error, Retry.ELSEWHERE, Outcome.NEUTRAL)
         if status >= 500:
             error.kind = ErrorKind.DEADLINE if status == 504 else ErrorKind.BAD_WORKER
             return LegFailed(self.worker, error, Retry.ELSEWHERE, Outcome.FAILURE)
-        suspect = status == 400 and error.param is None and self.worker.dialect is STOCK
+        suspect = status == 400 and error.param is None and self.worker.dialect.stock
         return LegFailed(self.worker, error, Retry.NEVER, Outcome.SUSPECT if suspect else Outcome.NEUTRAL)
 
 

@@ -1,5 +1,6 @@
 """One worker as the gateway knows it: what it is, whether it can be used, and what it is doing."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable
 from enum import StrEnum
@@ -49,31 +50,65 @@ class Worker:
         self.role = role
         self.link = link
         self.up = False
-        self.models: list[Model] = []
+        self.misses = 0
+        """Health checks failed in a row."""
+        self._models: list[Model] = []
+        self._names: frozenset[str] = frozenset()
         self.engine = "stock"
         self.dialect: Dialect = STOCK
         self.handoff_endpoint: dict[str, object] = {}
         """The keys of `/server_info.disaggregated_params`: where a generation-first leg finds this context worker."""
         self.breaker = Breaker(clock)
+        self._clock = clock
+        self._not_before = 0.0
         self.active = 0
+        self.idle = asyncio.Event()
+        """Set while no leg is in flight here."""
+        self.idle.set()
         self.legs: Counter[tuple[LegName, Outcome]] = Counter()
+
+    @property
+    def models(self) -> list[Model]:
+        """What it serves; replaced as a whole when that changes."""
+        return self._models
+
+    @models.setter
+    def models(self, models: list[Model]) -> None:
+        self._models = models
+        self._names = frozenset(model.id for model in models)
 
     def serves(self, model: str) -> bool:
         """Whether it has this model."""
-        return any(known.id == model for known in self.models)
+        return model in self._names
 
     def usable(self) -> bool:
         """Whether work may be sent: its last health check passed and its breaker admits."""
         return self.up and self.breaker.admits()
 
+    def ask_not_before(self, seconds: float) -> None:
+        """It said Retry-After: send nothing for so long. Never shortens what it said before."""
+        self._not_before = max(self._not_before, self._clock() + seconds)
+
+    def ask_again(self) -> None:
+        """It was started anew: what it said before does not hold any more."""
+        self._not_before = 0.0
+
+    @property
+    def resting(self) -> float:
+        """The seconds until it wants to be asked again; 0 when it may be asked."""
+        return max(self._not_before - self._clock(), 0.0) if self._not_before else 0.0
+
     def begin(self) -> None:
         """A leg starts here."""
         self.active += 1
+        self.idle.clear()
         self.breaker.begin()
 
     def end(self, leg: LegName, outcome: Outcome) -> None:
         """A leg ended here."""
         self.active -= 1
+        if self.active == 0:
+            self.idle.set()
         self.legs[leg, outcome] += 1
         if outcome is Outcome.SUCCESS:
             self.breaker.success()

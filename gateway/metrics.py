@@ -13,6 +13,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gateway.siblings import Siblings, added
+
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX: Final = "packrelay_gateway"
 
@@ -187,13 +189,30 @@ def _histogram(name: str, help_: str, histogram: Histogram) -> Metric:
 
 
 class Scrape:
-    """The page a Prometheus server reads: ours, and what the process uses."""
+    """The page a Prometheus server reads: ours, and what the process uses; with `siblings`, the sum over all processes."""
 
-    def __init__(self, collector: Collector) -> None:
+    def __init__(self, collector: Collector, siblings: Siblings | None = None) -> None:
+        self._siblings = siblings
         self._registry = CollectorRegistry()
         self._registry.register(collector)
         ProcessCollector(registry=self._registry)
 
+    async def start(self) -> None:
+        """Be there for the other processes."""
+        if self._siblings is not None:
+            await self._siblings.start(self.page)
+
+    async def close(self) -> None:
+        """Be there no more."""
+        if self._siblings is not None:
+            await self._siblings.close()
+
     def page(self) -> bytes:
-        """All samples, now, as text."""
+        """All samples of this process, now, as text."""
         return generate_latest(self._registry)
+
+    async def total(self) -> bytes:
+        """All samples of all processes. Raises OSError or TimeoutError when one of them does not answer."""
+        if self._siblings is None:
+            return self.page()
+        return added([self.page(), *await self._siblings.pages()])

@@ -17,9 +17,11 @@ from time import monotonic
 from typing import Any
 
 import structlog
-from msgspec import UNSET, Struct, structs
+from msgspec import UNSET, Struct
 
+from gateway.cluster import cluster_info
 from gateway.context_reply import ContextReply
+from gateway.discovery.base import Discovery
 from gateway.fleet import Fleet, Pair
 from gateway.frames import Frames, spliced
 from gateway.ids import DisaggregatedIds
@@ -27,8 +29,10 @@ from gateway.legs import Leg, LegFailed, LegStream, Order, Retry
 from gateway.links.base import BadReply, Deadlines
 from gateway.member import LegName, Outcome, Worker
 from gateway.replay import WholeStream, replay
+from gateway.retry_budget import RetryBudget
 from gateway.state_release import StateRelease
 from schemas import disagg
+from schemas.cluster import ClusterInfo
 from schemas.codec import (
     DEADLINE_HEADER,
     DISAGG_AUTH_HEADER,
@@ -44,13 +48,17 @@ _log = structlog.get_logger(__name__)
 
 
 class Call(Struct, kw_only=True):
-    """One client request, read and checked. `deadline` is on the event loop's clock, in seconds."""
+    """One client request, read and checked. `deadline` is on the event loop's clock, in seconds.
+
+    `conversation_id` is the conversation it belongs to, if the client says so: for routers, and for workers that want it.
+    """
 
     operation: str
     view: AnyChatView | AnyCompletionView
     request_id: str
     stream: bool
     deadline: float
+    conversation_id: str | None = None
 
 
 class Answer(Struct, kw_only=True):
@@ -62,59 +70,94 @@ class Answer(Struct, kw_only=True):
 class Serving(Struct, frozen=True, kw_only=True):
     """How requests are served.
 
-    `retries` is how many more attempts a request has after its first. A prompt of at most `max_local_prefill_length` tokens
+    `retries` is how many more attempts a request has after its first, `retry_fraction` how many all have together, as a fraction
+    of the requests (see `RetryBudget`). A prompt of at most `max_local_prefill_length` tokens
     (estimated at 4 bytes each) skips the context leg; 0 never does. `auth_key` signs hand-offs; None leaves them unsigned.
+    `node_id` (0 to 255; None takes one from the process's id) and `process` (this one's number among its siblings) are parts of
+    every id minted here. With `strip_message_history` the generation leg of a chat has its last message only.
     """
 
     schedule_style: int = disagg.CONTEXT_FIRST
     max_local_prefill_length: int = 0
     retries: int = 1
+    retry_fraction: float = 0.2
     auth_key: str | None = None
+    node_id: int | None = None
+    process: int = 0
+    strip_message_history: bool = False
     deadlines: Deadlines = Deadlines()
 
 
 class Orchestrator:
     """Serves requests on a fleet. One per process; all state of a request lives in its own `_Attempt`."""
 
-    def __init__(self, fleet: Fleet, serving: Serving, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        serving: Serving,
+        clock: Callable[[], float] = monotonic,
+        discovery: Discovery | None = None,
+    ) -> None:
         self.fleet = fleet
         self.serving = serving
         self.clock = clock
-        self.ids = DisaggregatedIds()
+        self.discovery = discovery
+        self.ids = DisaggregatedIds(serving.node_id, serving.process)
         self.releases = StateRelease()
+        self.budget = RetryBudget(serving.retry_fraction, clock)
         self.retries = 0
 
     def models(self) -> list[Model]:
         """What can be asked for."""
         return self.fleet.models()
 
+    def serves(self, model: str) -> bool:
+        """Whether some worker has this model."""
+        return self.fleet.serves(model)
+
     def can_serve(self) -> bool:
         """Whether a request would find its workers now."""
         return self.fleet.can_serve()
 
+    def cluster(self) -> ClusterInfo:
+        """Which workers there are, and whether they are enough."""
+        return cluster_info(self.fleet, self.discovery)
+
     async def start(self) -> None:
         """Get to know the workers."""
         await self.fleet.start()
+        if self.discovery is not None:
+            await self.discovery.start()
 
     async def close(self) -> None:
         """Let go of the workers. Requests must have ended before."""
+        if self.discovery is not None:
+            await self.discovery.close()
         await self.releases.close()
         await self.fleet.close()
 
     async def answer(self, call: Call) -> Answer | LegStream | WholeStream:
         """Serve one request. Raises ServingError; cancelling it aborts every open leg at once."""
+        if not self.fleet.complete():
+            raise self.fleet.nobody(call.view.model)
         frames = Frames(call.view)
         failed: list[Worker] = []
+        self.budget.request_came()
         while True:
             attempt = _Attempt(self, call, frames, failed)
             try:
                 return await attempt.run()
             except LegFailed as failure:
-                if len(failed) >= self.serving.retries or not self._sensible(failure, call, failed):
+                if not self._may_try_again(failure, call, failed):
                     raise failure.error from failure
                 failed.append(failure.worker)
                 self.retries += 1
                 _log.info("request.retry", request_id=call.request_id, worker=failure.worker.index, reason=str(failure))
+
+    def _may_try_again(self, failure: LegFailed, call: Call, failed: list[Worker]) -> bool:
+        """Whether the request, and all requests together, have another attempt left, and it makes sense."""
+        left = len(failed) < self.serving.retries
+        return left and self._sensible(failure, call, failed) and self.budget.take()
 
     def _sensible(self, failure: LegFailed, call: Call, failed: list[Worker]) -> bool:
         """Whether another attempt can help: there is time, and back-pressure is only answered by asking somebody else."""
@@ -123,7 +166,7 @@ class Orchestrator:
         if failure.outcome is not Outcome.NEUTRAL or failure.retry is Retry.AFRESH:
             return True
         peers = [worker for worker in self.fleet.workers if worker.role is failure.worker.role and worker.usable()]
-        return any(worker is not failure.worker and worker not in failed for worker in peers)
+        return any(not worker.resting for worker in peers if worker is not failure.worker and worker not in failed)
 
 
 class _Attempt:
@@ -150,20 +193,21 @@ class _Attempt:
             if alone is None:
                 raise self._fleet.nobody(self._model)
             return await self._alone(alone, LegName.AGGREGATED)
-        if self._prefills_locally():
+        if self._prefills_locally(pair):
             return await self._alone(pair.generation, LegName.GENERATION)
         if self._serving.schedule_style == disagg.GENERATION_FIRST:
             return await self._generation_first(pair)
         return await self._context_first(pair)
 
-    def _prefills_locally(self) -> bool:
+    def _prefills_locally(self, pair: Pair) -> bool:
         """Whether the generation worker does the whole request.
 
-        Several sequences, or an echoed prompt, have no hand-off; a short prompt is not worth one.
+        Several sequences have no hand-off, and between stock workers neither has an echoed prompt; a short one is not worth one.
         """
         view: Any = self._call.view
-        several = self._frames.prompts > 1 or (view.n or 1) > 1 or (getattr(view, "best_of", None) or 1) > 1
-        return several or view.echo is True or self._frames.prompt_bytes <= 4 * self._serving.max_local_prefill_length
+        several = self._frames.prompts > 1 or (view.n or 1) > 1 or (view.best_of or 1) > 1
+        echoed = view.echo is True and pair.context.dialect.stock
+        return several or echoed or self._frames.prompt_bytes <= 4 * self._serving.max_local_prefill_length
 
     # --- one worker ---
 
@@ -175,7 +219,7 @@ class _Attempt:
 
     async def _context_first(self, pair: Pair) -> Answer | LegStream | WholeStream:
         try:
-            context = await self._context_leg(pair.context, self._ids.next())
+            context = await self._context_leg(pair, self._ids.next())
             if context.finished:
                 return self._finished_by_context(context)
             return await self._generation_leg(pair, context)
@@ -191,15 +235,17 @@ class _Attempt:
         if not (isinstance(error, LegFailed) and error.worker is context):
             self._releases.release(context, self._id)
 
-    async def _context_leg(self, worker: Worker, disagg_request_id: int) -> ContextReply:
+    async def _context_leg(self, pair: Pair, disagg_request_id: int) -> ContextReply:
+        worker = pair.context
         params = {
             "request_type": disagg.CONTEXT_ONLY,
             "disagg_request_id": disagg_request_id,
             "schedule_style": self._serving.schedule_style,
-            "return_prompt_token_ids_b64": self._frames.chat,
-        }
+            "return_prompt_token_ids_b64": self._frames.chat and pair.generation.dialect.takes_ids_b64,
+        } | self._conversation(worker)
         if self._serving.schedule_style == disagg.GENERATION_FIRST:
             params["ctx_request_id"] = disagg_request_id
+        params = worker.dialect.fit_params(params)
         frame = self._frames.frame(worker.dialect, disaggregated_params=params, stream=False, stream_options=None)
         with Leg(worker, LegName.CONTEXT) as leg:
             reply = await leg.whole(self._order({"accept": MSGPACK_TYPE}), frame)
@@ -215,10 +261,12 @@ class _Attempt:
             "schedule_style": spliced(disagg.CONTEXT_FIRST),
             "ctx_usage": context.usage,
         }
-        changes: dict[str, Any] = {"disaggregated_params": params}
+        changes: dict[str, Any] = {"disaggregated_params": pair.generation.dialect.fit_params(params)}
         if self._frames.chat:
             name = "prompt_token_ids" if context.token_ids_b64 is UNSET else "prompt_token_ids_b64"
             changes[name] = context.token_ids if context.token_ids_b64 is UNSET else context.token_ids_b64
+            if self._serving.strip_message_history and changes[name] is not UNSET:
+                changes["messages"] = self._frames.last_message(pair.generation.dialect)
         elif context.token_ids is not UNSET:
             changes["prompt"] = context.token_ids
         frame = self._frames.frame(pair.generation.dialect, **changes)
@@ -243,7 +291,7 @@ class _Attempt:
                 generation = legs.create_task(
                     self._early_generation_leg(pair, disagg_request_id), name="generation-leg"
                 )
-                context = await self._context_leg(pair.context, disagg_request_id)
+                context = await self._context_leg(pair, disagg_request_id)
                 if context.finished:
                     generation.cancel()
         except BaseException as error:
@@ -259,18 +307,28 @@ class _Attempt:
     async def _early_generation_leg(self, pair: Pair, disagg_request_id: int) -> Answer | LegStream:
         """The client's own request, with where the context worker will be found (trtllm-wire.md 1.7)."""
         endpoint = pair.context.handoff_endpoint.get("ctx_info_endpoint")
-        params = pair.context.handoff_endpoint | {
-            "request_type": disagg.GENERATION_ONLY,
-            "ctx_request_id": disagg_request_id,
-            "disagg_request_id": disagg_request_id,
-            "schedule_style": disagg.GENERATION_FIRST,
-            "ctx_info_endpoint": endpoint[0] if isinstance(endpoint, list) and endpoint else endpoint,
-        }
-        frame = self._frames.frame(pair.generation.dialect, disaggregated_params=params)
+        params = (
+            pair.context.handoff_endpoint
+            | {
+                "request_type": disagg.GENERATION_ONLY,
+                "ctx_request_id": disagg_request_id,
+                "disagg_request_id": disagg_request_id,
+                "schedule_style": disagg.GENERATION_FIRST,
+                "ctx_info_endpoint": endpoint[0] if isinstance(endpoint, list) and endpoint else endpoint,
+            }
+            | self._conversation(pair.generation)
+        )
+        dialect = pair.generation.dialect
+        frame = self._frames.frame(dialect, disaggregated_params=dialect.fit_params(params))
         signature = self._signature(params["ctx_info_endpoint"], None)
         return await self._answering_leg(pair.generation, LegName.GENERATION, frame, self._order(signature))
 
     # --- what every leg has ---
+
+    def _conversation(self, worker: Worker) -> dict[str, Any]:
+        """The conversation's id for a worker that looks for it in the hand-off; others find it in `conversation_params`."""
+        wanted = worker.dialect.conversation_in_params and self._call.conversation_id is not None
+        return {"conversation_id": self._call.conversation_id} if wanted else {}
 
     async def _answering_leg(self, worker: Worker, name: LegName, frame: bytes, order: Order) -> Answer | LegStream:
         """The leg whose reply is the client's answer."""
@@ -283,8 +341,11 @@ class _Attempt:
         """What a leg carries beside its frame: whose it is, and how much time is left."""
         left = max(self._call.deadline - self._clock(), 0.001)
         carried = {REQUEST_ID_HEADER: self._id, DEADLINE_HEADER: str(int(left * 1000) or 1)}
-        deadlines = structs.replace(self._serving.deadlines, total=left)
-        return Order(operation=self._call.operation, headers=carried | (headers or {}), deadlines=deadlines)
+        if headers:
+            carried |= headers
+        of = self._serving.deadlines
+        deadlines = Deadlines(connect=of.connect, first_byte=of.first_byte, idle=of.idle, total=left)
+        return Order(operation=self._call.operation, headers=carried, deadlines=deadlines)
 
     def _signature(self, endpoint: Any, state: Any) -> dict[str, str]:
         """Proof for the generation worker that the hand-off comes from the gateway, when there is a key to prove it with."""

@@ -2,16 +2,20 @@
 
 uvicorn itself bounds neither the size of a head nor the time it takes, answers malformed requests in plain text, tells only the
 last of several pipelined requests that the client left, sends chunks to HTTP/1.0 clients, and loses the body of a request that
-offers an upgrade (`curl --http2` does).
+offers an upgrade (`curl --http2` does). Requests are answered in `gateway/cycle.py`: uvicorn's way costs more than relaying does.
 """
 
 import asyncio
 import sys
+from collections import deque
+from secrets import token_hex
 from typing import Any, ClassVar, Final
+from urllib.parse import unquote
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from starlette.types import Scope
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from gateway.cycle import Cycle
 from schemas.codec import encode_json
 from schemas.openai.errors import ErrorKind, ServingError
 
@@ -20,6 +24,8 @@ MAX_PIPELINED: Final = 16
 MAX_DISCARDED_BYTES: Final = 256 << 20
 """How much of a body is read and thrown away after its request was answered, so that the client gets to read the answer."""
 
+_BEGINS_HERE: Final = -1
+"""Stands for the bytes of a head that began in the data at hand."""
 _OFFER: Final = frozenset({b"upgrade", b"connection", b"http2-settings"})
 """The headers an upgrade is offered by."""
 
@@ -34,8 +40,12 @@ class GatewayProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._begun = False  # A head that is not complete.
         self._head_timer: asyncio.TimerHandle | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._idle_since = 0.0
         self._refusal: ServingError | None = None
-        self._running: RequestResponseCycle | None = None
+        self._running: Cycle | None = None
+        self._waiting: deque[Cycle] = deque()  # Requests sent ahead, the oldest first.
+        self._last: Cycle | None = None  # Whose body arrives now.
         self._discarded = 0
         self._data = b""
 
@@ -47,12 +57,13 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
-        waiting = [cycle for cycle, _ in self.pipeline]
-        self.pipeline.clear()
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
+        waiting, self._waiting = self._waiting, deque()
         for cycle in (self._running, *waiting):
-            if cycle is not None and not cycle.response_complete:
-                cycle.disconnected = True
-                cycle.message_event.set()
+            if cycle is not None:
+                cycle.client_left()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -61,57 +72,135 @@ class GatewayProtocol(HttpToolsProtocol):
         self._data = data
         super().data_received(data)
         self._data = b""
-        if self._begun and self._head_timer is None:
-            self._head_timer = self.loop.call_later(self.head_timeout, self._head_too_slow)
+        if self._begun:
+            self._head_goes_on(len(data))
+
+    def shutdown(self) -> None:
+        """The server stops: close now, or with the end of the answer under way."""
+        if self._running is None or self._running.response_complete:
+            self.transport.close()
+        else:
+            self._running.keep_alive = False
+
+    def common_headers(self) -> list[tuple[bytes, bytes]]:
+        """What every answer carries: the date."""
+        return self.server_state.default_headers
 
     # --- heads ---
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
+        self.url = b""
+        self.headers = []
         self._begun = True
-        self._head_bytes = 0
-
-    def on_url(self, url: bytes) -> None:
-        super().on_url(url)
-        self._count(len(url))
+        self._head_bytes = _BEGINS_HERE
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
-        self._count(len(name) + len(value))
+        self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         self._begun = False
         self._stop_head_timer()
-        if self.parser.get_method() == b"CONNECT":
+        if self._head_bytes + len(self._data) > MAX_HEAD_BYTES and self._parsed_bytes() > MAX_HEAD_BYTES:
+            self._refuse(_head_too_large())
+        parser = self.parser
+        if parser.get_method() == b"CONNECT":
             self._refuse(ServingError(ErrorKind.METHOD_NOT_ALLOWED, "This server is no proxy."))
-        hosts = sum(1 for name, _ in self.headers if name == b"host")
-        if hosts != 1 and (hosts or self.parser.get_http_version() == "1.1"):
+        version = parser.get_http_version()
+        hosts = [name for name, _ in self.headers].count(b"host")
+        if hosts != 1 and (hosts or version == "1.1"):
             self._refuse(ServingError(ErrorKind.INVALID, "A request has exactly one Host header."))
-        if not self.parser.should_upgrade():  # Else it is parsed again without the offer: see below.
-            super().on_headers_complete()
-            self._bound_pipeline()
+        if not parser.should_upgrade():  # Else it is parsed again without the offer: see below.
+            self._take_up(self._scope(version), keep_alive=version != "1.0" and parser.should_keep_alive())
 
-    def on_message_complete(self) -> None:
-        if not self.parser.should_upgrade():
-            super().on_message_complete()
+    def _scope(self, version: str) -> Scope:
+        raw_path, query = self._target()
+        path = raw_path.decode("ascii")
+        return {
+            "type": "http",
+            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
+            "http_version": version,
+            "server": self.server,
+            "client": self.client,
+            "scheme": self.scheme,
+            "method": self.parser.get_method().decode("ascii"),
+            "root_path": self.root_path,
+            "path": self.root_path + (unquote(path) if "%" in path else path),
+            "raw_path": self.root_path.encode("ascii") + raw_path,
+            "query_string": query,
+            "headers": self.headers,
+            "state": self.app_state.copy(),
+        }
 
-    def _count(self, size: int) -> None:
+    def _target(self) -> tuple[bytes, bytes]:
+        """The path and the query of the request's target, which is a path, a whole URL, or * (RFC 9112, 3.2)."""
+        path, _, query = self.url.partition(b"#")[0].partition(b"?")
+        if path.startswith(b"/") or path == b"*":
+            return path, query
+        scheme, _, rest = path.partition(b"://")
+        if not scheme or not rest:
+            self._refuse(ServingError(ErrorKind.INVALID, "The target of the request is not a path."))
+        return b"/" + rest.partition(b"/")[2], query
+
+    def _take_up(self, scope: Scope, *, keep_alive: bool) -> None:
+        """Answer the request now, or after those before it."""
+        awaited = (b"expect", b"100-continue") in self.headers
+        cycle = self._last = Cycle(self, scope, keep_alive=keep_alive, expects_continue=awaited)
+        if self._running is None or self._running.response_complete:
+            self._start(cycle)
+            return
+        self._waiting.append(cycle)
+        if len(self._waiting) > MAX_PIPELINED:
+            self._refuse(ServingError(ErrorKind.INVALID, "Too many requests were sent ahead."))
+
+    def _start(self, cycle: Cycle) -> None:
+        self._running = cycle
+        task = self.loop.create_task(cycle.run(self.app))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    def answered(self) -> None:
+        """The answer is complete: the next request, or waiting for one."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self._waiting:
+            self._start(self._waiting.popleft())
+            return
+        self._idle_since = self.loop.time()
+        if self._idle_timer is None:
+            self._idle_timer = self.loop.call_later(self.timeout_keep_alive, self._look_if_idle)
+
+    def _look_if_idle(self) -> None:
+        """Close a connection that was idle for too long. One timer for all of its requests: it is moved when it fires."""
+        self._idle_timer = None
+        if self._running is not None and not self._running.response_complete:
+            return  # The end of this answer starts it again.
+        left = self._idle_since + self.timeout_keep_alive - self.loop.time()
+        if left > 0:
+            self._idle_timer = self.loop.call_later(left, self._look_if_idle)
+        elif not self.transport.is_closing():
+            self.transport.close()
+
+    def _head_goes_on(self, size: int) -> None:
+        """So many bytes more, and still no end of the head."""
+        if self._head_bytes == _BEGINS_HERE:  # Behind something else, perhaps.
+            size = 1 + self._parsed_bytes()
         self._head_bytes += size
         if self._head_bytes > MAX_HEAD_BYTES:
-            message = f"The head of the request is larger than {MAX_HEAD_BYTES} bytes."
-            self._refuse(ServingError(ErrorKind.HEADERS_TOO_LARGE, message))
+            self._refusal = _head_too_large()
+            self.send_400_response("")
+        if self._head_timer is None and self._refusal is None:
+            self._head_timer = self.loop.call_later(self.head_timeout, self._head_too_slow)
+
+    def _parsed_bytes(self) -> int:
+        """The size of what is known of the head."""
+        return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
 
     def _refuse(self, error: ServingError) -> None:
         """Stop the parser: what a callback raises comes back to `data_received`, which asks for `send_400_response`."""
         self._refusal = error
         raise error
-
-    def _bound_pipeline(self) -> None:
-        if len(self.pipeline) > MAX_PIPELINED:
-            self._refuse(ServingError(ErrorKind.INVALID, "Too many requests were sent ahead."))
-        if self.pipeline:
-            # Reading goes on, because that is how a client's leaving is noticed while the request before is answered.
-            self.flow.resume_reading()
 
     def _head_too_slow(self) -> None:
         self._head_timer = None
@@ -133,33 +222,37 @@ class GatewayProtocol(HttpToolsProtocol):
         self._refusal = error
         running = self._running
         if running is not None and not running.response_complete:
-            running.disconnected = True
-            running.message_event.set()
+            running.client_left()
             if running.response_started:
                 self.transport.close()
                 return
         body = encode_json(error.body())
-        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-        self.transport.write(STATUS_LINE[error.status] + head + body)
+        head = [
+            *self.server_state.default_headers,
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"x-request-id", token_hex(16).encode("ascii")),
+            (b"connection", b"close"),
+        ]
+        lines = b"".join(b"%b: %b\r\n" % pair for pair in head)
+        self.transport.write(b"%b%b\r\n%b" % (STATUS_LINE[error.status], lines, body))
         self.transport.close()
 
     # --- bodies ---
 
     def on_body(self, body: bytes) -> None:
-        if self.cycle.response_complete:
-            self._discarded += len(body)
-            if self._discarded > MAX_DISCARDED_BYTES:
-                self.transport.close()
+        cycle = self._last
+        if cycle is None or not cycle.response_complete:
+            if cycle is not None:
+                cycle.body_arrived(body)
             return
-        super().on_body(body)
+        self._discarded += len(body)
+        if self._discarded > MAX_DISCARDED_BYTES:
+            self.transport.close()
 
-    # --- answers ---
-
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]  # starlette's types
-        self._running = cycle
-        if cycle.scope["http_version"] == "1.0":
-            app = _Unchunked(app, cycle)
-        super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]  # the same callable in uvicorn's types
+    def on_message_complete(self) -> None:
+        if self._last is not None and not self.parser.should_upgrade():
+            self._last.body_ended()
 
     # --- upgrades ---
 
@@ -178,21 +271,6 @@ class GatewayProtocol(HttpToolsProtocol):
         self.data_received(b"\r\n".join(head) + rest)
 
 
-class _Unchunked:
-    """HTTP/1.0 knows no chunks: a body of unknown length goes as it is, and ends with the connection (RFC 9112, 6.3)."""
-
-    def __init__(self, app: ASGIApp, cycle: RequestResponseCycle) -> None:
-        self._app = app
-        self._cycle = cycle
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_unchunked(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                named = {name.lower() for name, _ in message.get("headers", ())}
-                if b"content-length" not in named:
-                    self._cycle.chunked_encoding = False
-            elif self._cycle.chunked_encoding is False:
-                self._cycle.expected_content_length = len(message.get("body", b""))
-            await send(message)
-
-        await self._app(scope, receive, send_unchunked)
+def _head_too_large() -> ServingError:
+    message = f"The head of the request is larger than {MAX_HEAD_BYTES} bytes."
+    return ServingError(ErrorKind.HEADERS_TOO_LARGE, message)

@@ -1,6 +1,8 @@
 """The server process: uvicorn, told to stop our way."""
 
 import asyncio
+import ctypes
+import gc
 import resource
 import signal
 import socket
@@ -18,8 +20,18 @@ from gateway.lifecycle import Lifecycle
 from gateway.protocol import GatewayProtocol
 
 BACKLOG: Final = 2048
+GARBAGE_THRESHOLD: Final = 20_000
+"""New containers, less those freed, until the collector looks at the youngest."""
+KEPT_BYTES: Final = 128 << 20
+LARGEST_KEPT_BYTES: Final = 16 << 20
+"""Freed memory that is kept, and the largest single piece of it."""
 CONNECTIONS_TIMEOUT_SECONDS: Final = 3
 """How long uvicorn waits for connections to close, once nothing is in flight any more."""
+
+# Names of glibc's malloc.h.
+_M_TRIM_THRESHOLD: Final = -1
+_M_TOP_PAD: Final = -2
+_M_MMAP_THRESHOLD: Final = -3
 
 _log = structlog.get_logger(__name__)
 
@@ -73,21 +85,30 @@ class Server(uvicorn.Server):
         _log.info("gateway.stopped")
 
 
-def serve(app: ASGIApp, config: GatewayConfig, lifecycle: Lifecycle) -> int:
-    """Serve until a signal comes. Answers the exit status. Raises ListenFailed."""
+def serve(app: ASGIApp, config: GatewayConfig, lifecycle: Lifecycle, listener: socket.socket | None = None) -> int:
+    """Serve until a signal comes, on this socket if there is one. Answers the exit status. Raises ListenFailed."""
     _raise_descriptor_limit()
-    listener = listen(config.host, config.port)
+    _settle_collector()
+    _keep_freed_memory()
+    listener = listener or listen(config.host, config.port)
     server = Server(settings_of(app, config), lifecycle)
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         runner.run(server.serve(sockets=[listener]))
     return 0 if server.started else 1
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises ListenFailed."""
+def listen_together(host: str, port: int, count: int) -> list[socket.socket]:
+    """So many listening sockets on one port: the kernel spreads connections over them. Raises ListenFailed."""
+    first = listen(host, port, shared=True)
+    chosen = first.getsockname()[1]
+    return [first, *(listen(host, chosen, shared=True) for _ in range(count - 1))]
+
+
+def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A listening socket; a shared one lets others have the same port. Raises ListenFailed."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        return socket.create_server((host, port), family=family, backlog=BACKLOG, reuse_port=shared)
     except OSError as error:
         raise ListenFailed(f"--host {host} --port {port}: cannot listen there: {error.strerror or error}.") from error
 
@@ -109,6 +130,30 @@ def settings_of(app: ASGIApp, config: GatewayConfig) -> uvicorn.Config:
         timeout_keep_alive=config.keep_alive_timeout,
         timeout_graceful_shutdown=CONNECTIONS_TIMEOUT_SECONDS,
     )
+
+
+def _settle_collector() -> None:
+    """Keep the garbage collector from walking what lives as long as the process, and from coming by every few requests.
+
+    Measured on small requests: with Python's own thresholds it takes a tenth of the processor time. What a request leaves behind
+    is freed by counting references; the collector is for the rare cycle (an exception that was handled).
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GARBAGE_THRESHOLD, 20, 20)
+
+
+def _keep_freed_memory() -> None:
+    """Have the C library keep what large bodies were held in for the next ones, instead of giving it back after each.
+
+    Getting it again page by page costs more than everything else that is done with a body of 1 MB (measured: 0.9 of 2.3 ms). The
+    price is memory: up to `KEPT_BYTES` stay with the process. Does nothing where the C library is not glibc.
+    """
+    with suppress(AttributeError, OSError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, LARGEST_KEPT_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
+        mallopt(_M_TOP_PAD, KEPT_BYTES // 8)
 
 
 def _raise_descriptor_limit() -> None:

@@ -8,7 +8,6 @@ from gateway.links.base import Deadlines, LinkError
 from gateway.member import Worker
 from schemas.abort import AbortRequest
 from schemas.codec import encode_frame
-from schemas.dialect import STOCK
 
 ABORT_PATH = "/_packrelay/abort"
 _DEADLINES = Deadlines(connect=1, first_byte=1, idle=1, total=2)
@@ -26,7 +25,7 @@ class StateRelease:
 
     def release(self, worker: Worker, request_id: str) -> None:
         """Let the worker forget the request. Returns at once; a failure is logged, the state then expires by itself."""
-        if worker.dialect is STOCK:
+        if worker.dialect.stock:
             return
         task = asyncio.create_task(_abort(worker, request_id), name=f"release-{request_id}")
         self._sending.add(task)

@@ -62,7 +62,8 @@ MALFORMED = (msgspec.DecodeError, RecursionError, UnicodeError, OverflowError, V
 
 _PATH = re.compile(r" - at (?:`key` in )?`\$([^`]*)`$")
 _MISSING = re.compile(r"missing required field `([^`]+)`")
-_UNKNOWN = re.compile(r"contains unknown field `([^`]+)`")
+_UNKNOWN = re.compile(r"contains unknown field `(.*)`", re.DOTALL)
+"""Clients may name a field anything, also nothing."""
 
 
 def guarded(decode: Any, data: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any, Final
 from msgspec import json
 from msgspec.json import schema_components
 
+from schemas.cluster import ClusterInfo
 from schemas.openai.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
 from schemas.openai.completions import Completion, CompletionRequest
 from schemas.openai.errors import ErrorBody
@@ -25,6 +26,7 @@ _TYPES: Final = (
     ChatCompletionChunk,
     CompletionRequest,
     Completion,
+    ClusterInfo,
     ErrorBody,
     Model,
     ModelList,
@@ -47,6 +49,7 @@ STATUS_TEXTS: Final = {
     401: "No API key, or not a valid one.",
     404: "No such model.",
     408: "The body did not arrive in time.",
+    411: "The request neither says how long its body is, nor sends it in chunks.",
     413: "The body is too large.",
     415: "The body is not JSON, or in an unknown encoding.",
     429: "Too many requests at once; see Retry-After.",
@@ -104,6 +107,9 @@ def _paths() -> Schema:
         "/health": {"get": _open("health", "The same as /health/ready.", "application/json", [503])},
         "/health/live": {"get": _open("live", "The process answers.", "application/json", [])},
         "/health/ready": {"get": _open("ready", "Requests would find workers.", "application/json", [503])},
+        "/cluster_info": {
+            "get": _plain("clusterInfo", "The workers, and whether they are enough.", "ClusterInfo", [401])
+        },
         "/version": {"get": _open("version", "The version of the server.", "application/json", [])},
         "/metrics": {"get": _open("metrics", "Counters, for Prometheus.", "text/plain", [])},
         "/openapi.json": {"get": _open("openapi", "This document.", "application/json", [])},

@@ -5,6 +5,7 @@ from typing import Any, Final
 from msgspec import Struct, json
 
 from schemas.abort import AbortRequest
+from schemas.cluster import ClusterInfo, CurrentWorkers, MinimalInstances, Registration, ServerLists
 from schemas.disagg import CONTEXT_ONLY, DisaggregatedParams
 from schemas.openai.chat import (
     AssistantMessage,
@@ -58,6 +59,17 @@ _EXAMPLES: Final[tuple[Struct, ...]] = (
     _SERVED,
     ModelList(data=[_SERVED]),
     AbortRequest(request_id="1f0c"),
+    ClusterInfo(
+        is_ready=False,
+        server_lists=ServerLists(context=["10.0.0.1:8001"], generation=[]),
+        current_workers=CurrentWorkers(
+            context_servers=[
+                Registration(worker_id="CONTEXT-10.0.0.1:8001-1785542400000-7-042", host="10.0.0.1", port=8001, role=0)
+            ],
+            generation_servers=[],
+        ),
+        minimal_instances=MinimalInstances(context_servers=1, generation_servers=1),
+    ),
     ServerInfo(
         disaggregated_params={"ctx_info_endpoint": ["http://127.0.0.1:8001"]},
         max_batch_size=4,

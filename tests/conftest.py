@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 from hypothesis import settings
 
 # A developer's own settings are not the tests'. Before collection, because parametrisation may already read a default.
@@ -11,3 +12,9 @@ for _name in [name for name in os.environ if name.startswith("PACKRELAY_")]:
 # How long an example takes says more about the machine than about the code; every test has its own timeout.
 settings.register_profile("packrelay", deadline=None)
 settings.load_profile("packrelay")
+
+
+@pytest.fixture(scope="session", params=["http", "grpc"])
+def link(request: pytest.FixtureRequest) -> str:
+    """How a gateway speaks to its workers: what asks for this holds over both links."""
+    return str(request.param)

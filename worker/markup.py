@@ -18,7 +18,7 @@ THINK_CLOSE = "</think>"
 
 class MarkupOptions(Struct, frozen=True, kw_only=True):
     """Which markup is read. `thinking`: the prompt ended inside `<think>`. `forced`: the whole text is one tool call without tags,
-    and the engine ends it.
+    and the engine ends it; with `names` it may also be something else, and is if it calls none of these.
 
     `single_call` ends the answer after the first tool call.
     """
@@ -27,6 +27,7 @@ class MarkupOptions(Struct, frozen=True, kw_only=True):
     thinking: bool = False
     tools: bool = False
     forced: bool = False
+    names: frozenset[str] = frozenset()
     single_call: bool = False
 
 
@@ -61,7 +62,7 @@ class MarkupReader:
         self._single = options.single_call
         self._tags = {THINK_OPEN: options.reasoning, CALL_OPEN: options.tools}
         self._mode = _Mode.THINKING if options.thinking else _Mode.CALL if options.forced else _Mode.CONTENT
-        self._calls = CallReader(tagged=not options.forced)
+        self._calls = CallReader(tagged=not options.forced, names=options.names)
         self._buffer = ""
         self._spaces = ""
         # White space is held back while it may turn out to be the gap around a tool call, and is no content then.

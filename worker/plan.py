@@ -113,11 +113,11 @@ def _chat_constraint(request: ChatCompletionRequest, tools: ToolUse, facts: Engi
         require(facts, Capability.JSON, "tool_choice")
         return tools.constraint
     constraint = constraint_of(request.response_format, facts)
-    if constraint and tools.offer:
-        raise unsupported(
-            "response_format", "together with tools it needs tool_choice 'none', or one that forces a call"
-        )
-    return constraint
+    if constraint is None or not tools.offer:
+        return constraint
+    if constraint.kind not in ("json_object", "json_schema"):
+        raise unsupported("response_format", "together with tools it is JSON, or 'tool_choice' is 'none'")
+    return tools.beside(constraint)
 
 
 def _markup(
@@ -126,6 +126,8 @@ def _markup(
     """The tags to read. A forced form leaves no room for any."""
     if tools.forced:
         return MarkupOptions(forced=True)
+    if constraint is not None and tools.offer:
+        return MarkupOptions(forced=True, names=tools.names)
     reasoning = constraint is None and THINK_OPEN in facts.chat_template
     if not (reasoning or tools.offer):
         return None

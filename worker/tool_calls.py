@@ -15,6 +15,9 @@ from schemas.openai.chat import FunctionCallDelta, ToolCallDelta
 CALL_OPEN = "<tool_call>"
 CALL_CLOSE = "</tool_call>"
 
+_NO_CALL = re.compile(r'\s*(?:[^\s{]|\{\s*(?:\}|"(?!name"\s*:)(?:[^"\\]|\\.)*"\s*:))')
+"""A text that is something else, told by its first key."""
+
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 
 
@@ -32,15 +35,17 @@ class Written(NamedTuple):
 
 
 class CallReader:
-    """Reads one call after another. `tagged`: a call ends at its closing tag; otherwise the whole text is one call.
+    """Reads one call after another. `tagged`: a call ends at its closing tag; otherwise the whole text is one call, or none.
 
+    `names`, unless empty, are the functions that are called; what names another is no call.
     `count` is how many calls have begun, `finished` how many are complete.
     """
 
-    def __init__(self, *, tagged: bool) -> None:
+    def __init__(self, *, tagged: bool, names: frozenset[str] = frozenset()) -> None:
         self.count = 0
         self.finished = 0
         self._tagged = tagged
+        self._names = names
         self._rejected = ""
         self._begin()
 
@@ -76,17 +81,30 @@ class CallReader:
 
     def _read_head(self, made: list[ToolCallDelta]) -> str | None:
         head = _HEAD.match(self._buffer)
-        if head and (name := _decoded(head.group(1))) is not None:
+        if head and (name := _decoded(head.group(1))) is not None and self._is_known(name):
             made.append(self._opened(name))
             self._buffer = self._buffer[head.end() :]
             self._place = _Place.ARGUMENTS
             return None
+        if not self._tagged:
+            return self._read_other()
         body, tag, rest = self._buffer.partition(CALL_CLOSE)
-        if not (tag and self._tagged):
+        if not tag:
             return None
         self._begin()
         made += self._read_whole(body, closed=True)
         return rest
+
+    def _read_other(self) -> str | None:
+        """Give back a text that is no call, as soon as that is certain."""
+        if not _NO_CALL.match(self._buffer):
+            return None
+        self._rejected = self._buffer
+        self._begin()
+        return ""
+
+    def _is_known(self, name: str) -> bool:
+        return not self._names or name in self._names
 
     def _read_arguments(self, made: list[ToolCallDelta]) -> None:
         end = self._end_of_object(self._buffer)
@@ -127,7 +145,7 @@ class CallReader:
 
     def _read_whole(self, body: str, *, closed: bool) -> list[ToolCallDelta]:
         calls = _written(body)
-        if not calls:
+        if not all(self._is_known(call.name) for call in calls) or not calls:
             self._rejected = f"{CALL_OPEN}{body}{CALL_CLOSE if closed else ''}" if self._tagged else body
             return []
         made = []

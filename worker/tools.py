@@ -17,6 +17,7 @@ from schemas.openai.chat import (
     ToolChoice,
 )
 from schemas.openai.errors import invalid
+from schemas.openai.options import ResponseFormat
 from schemas.openai.rules import check_choice
 from worker.engines.base import Constraint
 from worker.fields import given
@@ -42,6 +43,17 @@ class ToolUse(Struct, frozen=True, kw_only=True):
         """The form that makes the output one call of a forced function, None if none is forced."""
         return Constraint(kind="json_schema", text=forced_schema(self.forced)) if self.forced else None
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The functions on offer."""
+        return frozenset(tool.function.name for tool in self.offer)
+
+    def beside(self, answer: Constraint) -> Constraint:
+        """The form of an answer in JSON, or of a call instead of it. The answer comes first."""
+        schema = json.loads(answer.text) if answer.kind == "json_schema" else {"type": "object"}
+        functions = [tool.function for tool in self.offer]
+        return Constraint(kind="json_schema", text=forced_schema(functions, schema))
+
 
 def tool_use(request: ChatCompletionRequest) -> ToolUse:
     """The request's tools and choice, resolved. A choice of a function that is not on offer is a 400."""
@@ -54,8 +66,10 @@ def tool_use(request: ChatCompletionRequest) -> ToolUse:
         return ToolUse(offer=[], forced=[])
     offer = _offer(tools, choice)
     forced = _forced(offer, choice)
+    formatted = isinstance(request.response_format, ResponseFormat) and request.response_format.type != "text"
     for number, tool in enumerate(tools):
-        _check_parameters(tool.function, f"tools[{number}].function.parameters", enforced=tool.function in forced)
+        enforced = formatted or tool.function in forced
+        _check_parameters(tool.function, f"tools[{number}].function.parameters", enforced=enforced)
     return ToolUse(offer=offer, forced=forced, single_call=request.parallel_tool_calls is False)
 
 
@@ -75,7 +89,7 @@ def _forced(offer: list[Tool], choice: ToolChoice) -> list[FunctionDefinition]:
 
 
 def _check_parameters(function: FunctionDefinition, place: str, *, enforced: bool) -> None:
-    """Only the parameters of a forced function are enforced, so only theirs have to be a schema."""
+    """Where a call is forced, or made instead of an answer in a form, its parameters are enforced, and have to be a schema."""
     parameters = given(function.parameters, {})
     check_nesting(parameters, place)
     if enforced:
@@ -129,10 +143,11 @@ def is_json(text: str) -> bool:
 # --- the form of a forced call ---
 
 
-def forced_schema(functions: list[FunctionDefinition]) -> str:
-    """The JSON Schema of one call of one of the functions, the name first."""
+def forced_schema(functions: list[FunctionDefinition], answer: dict[str, Any] | None = None) -> str:
+    """The JSON Schema of one call of one of the functions, the name first; or of the answer, if there may be one instead."""
     definitions: dict[str, Any] = {}
-    calls = [_call_schema(function, f"f{number}_", definitions) for number, function in enumerate(functions)]
+    calls = [] if answer is None else [_lifted(answer, "a_", definitions)]
+    calls += [_call_schema(function, f"f{number}_", definitions) for number, function in enumerate(functions)]
     schema = calls[0] if len(calls) == 1 else {"anyOf": calls}
     return json.dumps({**schema, "$defs": definitions} if definitions else schema, ensure_ascii=False)
 

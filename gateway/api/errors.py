@@ -5,11 +5,15 @@ import math
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.content_coding import ACCEPTED
 from schemas.codec import encode_json
 from schemas.openai.errors import ErrorKind, ServingError, kind_of_status
 
-UNBUILT = frozenset({"/v1/embeddings", "/v1/responses"})
-"""Endpoints of the OpenAI API that clients are used to, and that are not served yet."""
+UNSERVED = {
+    "/v1/embeddings": "There are no embeddings here: the engines of this server's workers generate text only.",
+    "/v1/responses": "The Responses API is not served here; use /v1/chat/completions.",
+}
+"""Endpoints of the OpenAI API that clients are used to and do not find here: what to tell them."""
 
 _FUTILE = frozenset({ErrorKind.NOT_IMPLEMENTED, ErrorKind.DEADLINE, ErrorKind.INTERNAL})
 """Kinds with a status that clients retry by themselves, although the same request would fail again or do harm again."""
@@ -31,7 +35,7 @@ def headers_of(error: ServingError) -> list[tuple[bytes, bytes]]:
     if error.kind is ErrorKind.UNAUTHENTICATED:
         headers.append((b"www-authenticate", b"Bearer"))
     elif error.kind is ErrorKind.UNSUPPORTED_MEDIA:
-        headers.append((b"accept-encoding", b"gzip, deflate, identity"))
+        headers.append((b"accept-encoding", ACCEPTED))
     elif error.kind is ErrorKind.TIMED_OUT_READING:
         # What is left of the request would be read as the next one.
         headers.append((b"connection", b"close"))
@@ -56,8 +60,7 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     """The router found no endpoint, or not this method."""
     status = getattr(error, "status_code", 500)
     message = _SENTENCES.get(status, "The request could not be served.")
-    if request.url.path in UNBUILT:
-        message = f"{request.url.path} is not served here yet."
+    message = UNSERVED.get(request.url.path, message)
     response = response_of(ServingError(kind_of_status(status), message))
     for name, value in (getattr(error, "headers", None) or {}).items():
         response.headers[name] = value

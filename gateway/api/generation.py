@@ -10,12 +10,14 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api.parts import Parts
 from gateway.body import decoded, read_body, refuse_by_headers, too_slow
-from gateway.exchange import Exchange
+from gateway.conversation import settle_conversation
+from gateway.exchange import Exchange, TimeLimit
 from gateway.lifecycle import shutting_down
 from gateway.orchestrator import Answer, Call
 from gateway.relay import EventStream
 from schemas.codec import AnyChatView, AnyCompletionView
 from schemas.openai.errors import ErrorKind, ServingError, invalid
+from schemas.openai.rules import check_together
 
 EXCHANGE: Final = "packrelay.exchange"
 """The key of a scope under which the door leaves the exchange."""
@@ -30,8 +32,6 @@ _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MARGIN_SECONDS: Final = 1.0
 """How much later than the orchestrator's deadline an exchange is ended for good: it is for clients that do not read."""
 
-_NOTHING: Final = (UNSET, None)
-
 View = AnyChatView | AnyCompletionView
 
 
@@ -42,6 +42,8 @@ class GenerationEndpoint:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._time_for_body = TimeLimit(parts.config.body_timeout, too_slow)
+        self._time_for_answer = TimeLimit(parts.config.request_timeout + _MARGIN_SECONDS, took_too_long)
 
     def read(self, body: bytes) -> tuple[View, list[str]]:
         """The view of a body, and the names of the fields nobody knows. Raises DecodeFailure."""
@@ -53,10 +55,10 @@ class GenerationEndpoint:
         with parts.admission.permit() as permit:
             headers = exchange.headers
             refuse_by_headers(headers, parts.config.max_body_bytes)
-            exchange.limit(parts.config.body_timeout, too_slow)
+            exchange.limit(self._time_for_body)
             body = await read_body(receive, parts.config.max_body_bytes, permit)
-            exchange.watch(receive)
-            exchange.limit(parts.config.request_timeout + _MARGIN_SECONDS, took_too_long)
+            exchange.watch(scope, receive)
+            exchange.limit(self._time_for_answer)
             if b"content-encoding" in headers:
                 body = await decoded(body, headers, parts.config.max_body_bytes, permit)
             call = self._call(exchange, body)
@@ -85,8 +87,8 @@ class GenerationEndpoint:
             self._take_note(exchange, unknown)
         refuse_handoff(view)
         exchange.stream = view.stream is True
-        if not exchange.stream and view.stream_options not in _NOTHING:
-            raise invalid("'stream_options' is only allowed when 'stream' is true.", "stream_options")
+        check_together(view)
+        self._refuse_template(view)
         self._find_model(view.model)
         return Call(
             operation=self.operation,
@@ -94,7 +96,14 @@ class GenerationEndpoint:
             request_id=exchange.request_id,
             stream=exchange.stream,
             deadline=monotonic() + self._parts.config.request_timeout,
+            conversation_id=settle_conversation(view, exchange.headers),
         )
+
+    def _refuse_template(self, view: View) -> None:
+        """A template is a program that runs on the workers: only the operator may let clients bring theirs."""
+        allowed = self._parts.config.allow_request_chat_template
+        if not allowed and getattr(view, "chat_template", UNSET) not in (UNSET, None):
+            raise invalid("'chat_template' is not allowed in requests here.", "chat_template", "unsupported_parameter")
 
     def _take_note(self, exchange: Exchange, unknown: Sequence[str]) -> None:
         """Fields nobody knows are ignored and named, or refused when the operator wants it so."""
@@ -114,7 +123,7 @@ class GenerationEndpoint:
 
     def _find_model(self, model: str) -> None:
         backend = self._parts.backend
-        if any(known.id == model for known in backend.models()):
+        if backend.serves(model):
             return
         if not backend.can_serve():
             raise ServingError(ErrorKind.UNAVAILABLE, "The workers are not ready yet.", retry_after=1)

@@ -1,4 +1,9 @@
-"""GET /health/live, /health/ready and /health (the same as ready): who asks decides to restart us, or to send requests."""
+"""GET /health/live, /health/ready and /health (the same as ready): who asks decides to restart us, or to send requests.
+
+The door asks `Health.body_of` itself: while the loop is busy with large bodies, the answer is to cost next to nothing.
+"""
+
+from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -8,8 +13,11 @@ from gateway.api.parts import Parts
 from gateway.lifecycle import Lifecycle, shutting_down
 from schemas.openai.errors import ErrorKind, ServingError
 
-_LIVE = Response(b'{"status":"live"}', media_type="application/json")
-_READY = Response(b'{"status":"ready"}', media_type="application/json")
+LIVE: Final = "/health/live"
+READY: Final = frozenset({"/health", "/health/ready"})
+
+_LIVE: Final = b'{"status":"live"}'
+_READY: Final = b'{"status":"ready"}'
 
 
 class Health:
@@ -18,24 +26,27 @@ class Health:
     def __init__(self, lifecycle: Lifecycle) -> None:
         self._lifecycle = lifecycle
 
-    async def live(self, _request: Request) -> Response:
-        """The event loop turns; nothing else is promised."""
-        return _LIVE
+    def body_of(self, path: str) -> bytes | None:
+        """The body of the 200 at this path, None if it is no path of ours. Raises the 503.
 
-    async def ready(self, _request: Request) -> Response:
-        """Requests are wanted here, and would find their workers. Raises a 503 otherwise."""
+        Live: the event loop turns; nothing else is promised. Ready: requests are wanted here, and would find their workers.
+        """
+        if path == LIVE:
+            return _LIVE
+        if path not in READY:
+            return None
         if self._lifecycle.draining:
             raise shutting_down()
         if not self._lifecycle.ready():
             raise ServingError(ErrorKind.UNAVAILABLE, "No model can be served now.", code="not_ready", retry_after=1)
         return _READY
 
+    async def answer(self, request: Request) -> Response:
+        """The same as a route, for whatever the door does not answer itself (HEAD)."""
+        return Response(self.body_of(request.url.path), media_type="application/json")
+
 
 def routes(parts: Parts) -> list[Route]:
     """The endpoints' routes."""
-    health = Health(parts.lifecycle)
-    return [
-        Route("/health", health.ready, methods=["GET"], name="health"),
-        Route("/health/live", health.live, methods=["GET"], name="health"),
-        Route("/health/ready", health.ready, methods=["GET"], name="health"),
-    ]
+    answer = Health(parts.lifecycle).answer
+    return [Route(path, answer, methods=["GET"], name="health") for path in (LIVE, *sorted(READY))]

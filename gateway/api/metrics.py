@@ -5,6 +5,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.metrics import CONTENT_TYPE, Scrape
+from schemas.openai.errors import ErrorKind, ServingError
 
 
 class MetricsPage:
@@ -14,8 +15,13 @@ class MetricsPage:
         self._scrape = scrape
 
     async def shown(self, _request: Request) -> Response:
-        """All samples."""
-        return Response(self._scrape.page(), headers={"content-type": CONTENT_TYPE})
+        """All samples, of all processes."""
+        try:
+            page = await self._scrape.total()
+        except OSError as error:  # A deadline too.
+            message = "The metrics of another process of this gateway could not be had."
+            raise ServingError(ErrorKind.UNAVAILABLE, message, retry_after=1) from error
+        return Response(page, headers={"content-type": CONTENT_TYPE})
 
 
 def routes(scrape: Scrape) -> list[Route]:

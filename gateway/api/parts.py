@@ -9,6 +9,7 @@ from gateway.lifecycle import Lifecycle
 from gateway.metrics import Metrics
 from gateway.orchestrator import Answer, Call
 from gateway.relay import EventStream
+from schemas.cluster import ClusterInfo
 from schemas.openai.models import Model
 
 
@@ -23,8 +24,16 @@ class Backend(Protocol):
         """What can be asked for."""
         ...
 
+    def serves(self, model: str) -> bool:
+        """Whether some worker has this model."""
+        ...
+
     def can_serve(self) -> bool:
         """Whether a request would find its workers now."""
+        ...
+
+    def cluster(self) -> ClusterInfo:
+        """Which workers there are, and whether they are enough."""
         ...
 
     async def start(self) -> None:

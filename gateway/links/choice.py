@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 from gateway.config import GatewayConfig
 from gateway.links.base import Link
 from gateway.links.http import HttpLink
+from gateway.links.read_window import ReadWindow
 
 
 class LinkRefused(Exception):
@@ -16,7 +17,7 @@ class LinkRefused(Exception):
 def link_of(config: GatewayConfig, url: str) -> Link:
     """The link to the worker at a URL. Raises LinkRefused."""
     if config.link == "http" and urlsplit(url).scheme != "grpc":
-        return HttpLink(url)
+        return HttpLink(url, window=ReadWindow(config.read_window_ms / 1000))
     # gRPC's own library writes lines of its own to stderr, where our logs are JSON.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
@@ -27,7 +28,7 @@ def link_of(config: GatewayConfig, url: str) -> Link:
     if config.link_tls_ca is not None or config.link_tls_cert is not None:
         pems = [_read(path) for path in (config.link_tls_ca, config.link_tls_cert, config.link_tls_key)]
         tls = Tls(ca=pems[0], certificate=pems[1], key=pems[2])
-    return GrpcLink(url, key=config.internal_key, tls=tls)
+    return GrpcLink(url, key=config.internal_key, tls=tls, window=config.event_window_ms / 1000)
 
 
 def _read(path: Path | None) -> bytes | None:

@@ -6,17 +6,21 @@ Who owns what: the pool owns an idle connection; a call or a reply stream owns a
 
 import asyncio
 from enum import Enum
+from time import monotonic
 from typing import Final, Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from gateway.links.base import BadReply, Deadlines, LinkError, WorkerLost, WorkerSilent
+from gateway.links.read_window import ReadWindow
 from schemas.codec import SSE_TYPE
 
 HIGH_WATER_BYTES: Final = 256 << 10
 """Unread bytes of a stream above which the worker's socket is not read."""
 MAX_OVERHEAD_BYTES: Final = 256 << 10
 """Bytes without a finished head or a byte of body: heads, trailers, chunk extensions. Stock perf headers alone may be 80 KiB."""
+JOIN_BYTES: Final = 16 << 10
+"""A frame up to this size is copied behind its head: cheaper than a write of two parts."""
 DRAIN_SECONDS: Final = 1.0
 DRAIN_BYTES: Final = 1 << 20
 """What may follow a stream's terminal (stock metrics) before keeping the connection is not worth it."""
@@ -51,15 +55,18 @@ class Owner(Protocol):
 class Connection(asyncio.Protocol):
     """A protocol whose transport may be uvloop's or asyncio's."""
 
-    def __init__(self, owner: Owner, name: str, max_reply_bytes: int) -> None:
+    def __init__(self, owner: Owner, name: str, max_reply_bytes: int, window: ReadWindow) -> None:
         self._loop = asyncio.get_running_loop()
         self._owner = owner
         self._name = name
         self._max_reply_bytes = max_reply_bytes
+        self._window = window
         self._transport: asyncio.Transport | None = None
         self._abandoned = False
         self._parser = HttpResponseParser(self)
         self._exchanges = 0
+        self._paused = False  # Not read because what came is not taken.
+        self._windowed = False  # Not read before the end of the read window.
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -84,7 +91,7 @@ class Connection(asyncio.Protocol):
         self._complete = False
         self._draining = False
         self._awaiting_event = False
-        self._paused = False
+        self._read_at = 0.0
         self._failure: LinkError | None = None
         self._pieces: list[bytes] = []
         self._unread = 0
@@ -153,6 +160,7 @@ class Connection(asyncio.Protocol):
                 self._resume()
             self._pieces = []
             self._busy = False
+            self.parked_at = self._loop.time()
             self._owner.park(self)
         else:
             self.abort()
@@ -180,13 +188,21 @@ class Connection(asyncio.Protocol):
         """Whether a request may be written. uvloop raises on a write to a connection that the peer has just closed."""
         return self._transport is not None and not self._transport.is_closing()
 
+    def idle_for(self) -> float:
+        """How long it has waited for a request, in seconds."""
+        return self._loop.time() - self.parked_at
+
     def _send(self, head: bytes, frame: bytes, deadlines: Deadlines, give_up: float, goal: Goal) -> None:
         self._reset(goal, deadlines, give_up)
         self._busy = True
         self._exchanges += 1
         self._sent_at = self._loop.time()
-        if self._transport is not None:
-            self._transport.writelines((head, frame) if frame else (head,))
+        if self._transport is None:
+            pass
+        elif len(frame) <= JOIN_BYTES:
+            self._transport.write(head + frame)
+        else:
+            self._transport.writelines((head, frame))
         self._expect(deadlines.first_byte)
 
     async def _wait(self, goal: Goal) -> None:
@@ -250,16 +266,40 @@ class Connection(asyncio.Protocol):
         self.abort()
         self._wake()
 
+    # --- reading: paused while the connection is full, and until the end of a read window ---
+
     def _pause(self) -> None:
-        if not self._paused and self._transport is not None and not self._transport.is_closing():
-            self._paused = True
-            self._transport.pause_reading()
+        self._paused = True
+        self._settle_reading()
 
     def _resume(self) -> None:
         self._paused = False
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
+        self._settle_reading()
+        if self.is_usable():
             self._expect(self._deadlines.idle)
+
+    def _wait_for_window(self) -> None:
+        """If this stream is a fast one, let more of it arrive before it is read again."""
+        now = monotonic()
+        if not self._windowed and self._window.is_fast(self._read_at, now):
+            self._windowed = True
+            self._settle_reading()
+            self._window.at_end(self._window_over)
+        self._read_at = now
+
+    def _window_over(self) -> None:
+        self._windowed = False
+        self._settle_reading()
+
+    def _settle_reading(self) -> None:
+        """Read, or do not. The transport takes being told twice."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        if self._paused or self._windowed:
+            transport.pause_reading()
+        else:
+            transport.resume_reading()
 
     # --- the transport's side ---
 
@@ -293,6 +333,8 @@ class Connection(asyncio.Protocol):
                 self._fail(BadReply(f"{self._name} sent more than {MAX_OVERHEAD_BYTES} bytes of headers."))
             elif self._head_done and not self._awaiting_event and not self._draining:
                 self._expect(self._deadlines.idle)
+            if self._streamed and self._head_done and not self._awaiting_event:
+                self._wait_for_window()
             if self._streamed and self._unread > HIGH_WATER_BYTES:
                 self._pause()
         elif self._draining:

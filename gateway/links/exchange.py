@@ -15,8 +15,9 @@ from gateway.links.event_stream import EventStream
 from schemas.codec import DecodeFailure, read_events
 from schemas.pb.channel_pb2 import CANCEL, EVENTS, GOAWAY, OPEN, PING, REPLY, Frame
 
-WINDOW_SECONDS: Final = 0.008
-"""A stream's reader is woken at most once in this time, so that it handles several events of a fast stream at once.
+WINDOW_SECONDS: Final = 0.001
+"""A stream's reader is woken at most once in this time, so that it handles several events of a fast stream at once. A gateway has
+`--event-window-ms` for it.
 
 A stream whose events are further apart than this, as those of large models are, is never held back; nor are the first event and
 the last of any stream.

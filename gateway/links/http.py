@@ -7,12 +7,14 @@ import asyncio
 import re
 import ssl
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 from urllib.parse import urlsplit
 
 from gateway.links.base import BadReply, ConnectFailed, Deadlines, Reply, WorkerLost
 from gateway.links.connection import Connection, Goal, StaleConnection
 from gateway.links.pool import Pool
+from gateway.links.read_window import ReadWindow
 from gateway.links.sse import SseReader
 from schemas.codec import FRAME_TYPE, MAX_REPLY_BYTES, MSGPACK_HEADER, MSGPACK_HEADER_VALUE
 
@@ -94,7 +96,8 @@ class HttpLink:
     """One worker at `http://` or `https://`; a path in the URL is put before every operation.
 
     `max_reply_bytes` bounds a reply that is read whole. `max_idle_seconds` must be less than the worker's own keep-alive time.
-    `ssl_context` is for `https`; by default the system's certificates are trusted. Raises ValueError for a URL it cannot use.
+    `ssl_context` is for `https`; by default the system's certificates are trusted.
+    Fast streams are read as `window` says. Raises ValueError for a URL it cannot use.
     """
 
     def __init__(
@@ -104,13 +107,16 @@ class HttpLink:
         max_reply_bytes: int = MAX_REPLY_BYTES,
         max_idle_seconds: float = DEFAULT_MAX_IDLE_SECONDS,
         ssl_context: ssl.SSLContext | None = None,
+        window: ReadWindow | None = None,
     ) -> None:
         self.url = url
         scheme, host, port, prefix = _parse(url)
         tls = (ssl_context or ssl.create_default_context()) if scheme == "https" else None
         self._prefix = prefix
         self._max_reply_bytes = max_reply_bytes
-        self._pool = Pool(f"The worker at {url}", host, port, tls, max_idle_seconds, max_reply_bytes)
+        self._pool = Pool(
+            f"The worker at {url}", host, port, tls, max_idle_seconds, max_reply_bytes, window or ReadWindow()
+        )
         common = f" HTTP/1.1\r\nHost: {_host_header(scheme, host, port)}\r\nAccept-Encoding: identity\r\n"
         self._get_tail = f"{common}\r\n".encode("ascii")
         self._post_tail = f"{common}Content-Type: {FRAME_TYPE}\r\n{MSGPACK_HEADER}: {MSGPACK_HEADER_VALUE}\r\n"
@@ -182,17 +188,29 @@ class HttpLink:
         return head.encode("latin-1")
 
     def _target(self, path: str) -> str:
-        if not _TARGET.fullmatch(path):
-            raise ValueError(f"{path!r} is not a request path.")
+        _check_target(path)
         return self._prefix + path
 
 
 def _header_line(name: str, value: str) -> str:
-    if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
+    _check_name(name)
+    if not (value.isascii() and value.isprintable()) and not _HEADER_VALUE.fullmatch(value):
+        raise ValueError(f"The header {name!r} holds characters that HTTP does not allow.")
+    return f"{name}: {value}\r\n"
+
+
+@lru_cache(maxsize=64)  # They are few and the same for every request.
+def _check_name(name: str) -> None:
+    if not _HEADER_NAME.fullmatch(name):
         raise ValueError(f"The header {name!r} holds characters that HTTP does not allow.")
     if name.lower() in _OWN_HEADERS:
         raise ValueError(f"The header {name!r} is set by the link alone.")
-    return f"{name}: {value}\r\n"
+
+
+@lru_cache(maxsize=64)  # They are few too.
+def _check_target(path: str) -> None:
+    if not _TARGET.fullmatch(path):
+        raise ValueError(f"{path!r} is not a request path.")
 
 
 def _parse(url: str) -> tuple[str, str, int, str]:

@@ -5,13 +5,21 @@ import ssl
 
 from gateway.links.base import ConnectFailed
 from gateway.links.connection import Connection
+from gateway.links.read_window import ReadWindow
 
 
 class Pool:
     """Bounded by what is in flight: an idle connection lives `max_idle_seconds`, and only as many exist as were busy at once."""
 
     def __init__(
-        self, name: str, host: str, port: int, tls: ssl.SSLContext | None, max_idle_seconds: float, max_reply_bytes: int
+        self,
+        name: str,
+        host: str,
+        port: int,
+        tls: ssl.SSLContext | None,
+        max_idle_seconds: float,
+        max_reply_bytes: int,
+        window: ReadWindow,
     ) -> None:
         self._name = name
         self._host = host
@@ -19,6 +27,7 @@ class Pool:
         self._tls = tls
         self._max_idle_seconds = max_idle_seconds
         self._max_reply_bytes = max_reply_bytes
+        self._window = window
         self._open: set[Connection] = set()
         self._idle: list[Connection] = []  # the oldest first
         self._sweeper: asyncio.TimerHandle | None = None
@@ -48,7 +57,7 @@ class Pool:
         """A new connection, by this time on the loop's clock. Raises ConnectFailed. A cancelled dial leaves nothing behind."""
         if self._closed:
             raise ConnectFailed(f"The link to {self._name} is closed.")
-        connection = Connection(self, self._name, self._max_reply_bytes)
+        connection = Connection(self, self._name, self._max_reply_bytes, self._window)
         self._open.add(connection)
         try:
             await self._connect(connection, deadline)
@@ -78,11 +87,9 @@ class Pool:
         if self._closed:
             connection.abort()
             return
-        loop = asyncio.get_running_loop()
-        connection.parked_at = loop.time()
         self._idle.append(connection)
         if self._sweeper is None:
-            self._sweeper = loop.call_later(self._max_idle_seconds, self._sweep)
+            self._sweeper = asyncio.get_running_loop().call_later(self._max_idle_seconds, self._sweep)
 
     def forget(self, connection: Connection) -> None:
         """A connection is gone. It may be told of twice, when a dial fails late."""
@@ -108,7 +115,7 @@ class Pool:
             await self._emptied.wait()
 
     def _is_expired(self, connection: Connection) -> bool:
-        return asyncio.get_running_loop().time() - connection.parked_at >= self._max_idle_seconds
+        return connection.idle_for() >= self._max_idle_seconds
 
     def _sweep(self) -> None:
         """Close what was idle for too long, and come back when the next one will have been."""

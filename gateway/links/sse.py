@@ -16,6 +16,7 @@ MAX_EVENT_BYTES: Final = 8 << 20
 
 _BLANK_LINES: Final = (b"\n\n", b"\n\r\n", b"\r\r")  # the second also ends CR LF CR LF
 _BLANK_LINE: Final = re.compile(rb"\r\n\r\n|\n\r\n|\n\n|\r\r")
+_MARK: Final = re.compile(rb'\[DONE\]|"error"')
 _LINE_ENDS: Final = b"\r\n"
 
 
@@ -61,20 +62,32 @@ class SseReader:
         return complete
 
     def _up_to_terminal(self, events: bytes) -> bytes:
-        """The events up to and including the first terminal; all of them if there is none."""
-        start = 0
-        for blank_line in _BLANK_LINE.finditer(events):
-            payload = _payload(events[start : blank_line.end()])
+        """The events up to and including the first terminal, or all. Only events that bear a mark are looked into."""
+        searched = 0
+        while mark := _MARK.search(events, searched):
+            start = _start_of_event(events, mark.start())
+            blank_line = _BLANK_LINE.search(events, mark.end())
+            end = blank_line.end() if blank_line else len(events)
+            payload = _payload(events[start:end])
             if payload == b"[DONE]":
                 self.ended = True
-                return events[: blank_line.end()]
+                return events[:end]
             error = error_record(payload)
             if error is not None:
                 self.ended = True
-                before = events[: _skip_line_ends(events, start)]
-                return b"%bdata: %b\n\n" % (before, encode_json(error))
-            start = blank_line.end()
+                return b"%bdata: %b\n\n" % (events[:start], encode_json(error))
+            searched = end
         return events
+
+
+def _start_of_event(events: bytes, within: int) -> int:
+    """Where the event begins that this offset is in."""
+    start = 0
+    for blank in _BLANK_LINES:
+        found = events.rfind(blank, 0, within)
+        if found >= 0:
+            start = max(start, found + len(blank))
+    return _skip_line_ends(events, start)
 
 
 def _end_of_events(held: bytearray, searched: int) -> int:

@@ -14,5 +14,5 @@ class LeastLoaded:
 
     def choose(self, candidates: Sequence[W]) -> W:
         """The least loaded candidate, in turn among equals."""
-        fewest = min(worker.active for worker in candidates)
+        fewest = min([worker.active for worker in candidates])
         return self._turns.choose([worker for worker in candidates if worker.active == fewest])

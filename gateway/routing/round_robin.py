@@ -13,6 +13,10 @@ class RoundRobin:
 
     def choose(self, candidates: Sequence[W]) -> W:
         """The first candidate behind the last choice, or the first of all."""
-        chosen = next((worker for worker in candidates if worker.index > self._last), candidates[0])
+        chosen = candidates[0]
+        for worker in candidates:
+            if worker.index > self._last:
+                chosen = worker
+                break
         self._last = chosen.index
         return chosen

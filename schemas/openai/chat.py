@@ -78,14 +78,33 @@ class NamedFunction(Struct, kw_only=True):
     name: str
 
 
-class NamedToolChoice(Struct, kw_only=True):
+class NamedToolChoice(Struct, kw_only=True, tag_field="type", tag="function"):
     """Forces one function."""
+
+    function: NamedFunction
+
+
+class AllowedTool(Struct, kw_only=True):
+    """One of the tools that may be called, by its function's name."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
+class AllowedTools(Struct, kw_only=True):
+    """Which of the request's tools the model may call, and whether it must call one of them (mode `required`)."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[AllowedTool], Meta(min_length=1)]
+
+
+class AllowedToolsChoice(Struct, kw_only=True, tag_field="type", tag="allowed_tools"):
+    """Narrows the tools on offer. The gateway settles it: workers get the tools that are left, and the mode."""
+
+    allowed_tools: AllowedTools
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolsChoice
 
 
 class ChatOptions(GenerationOptions, kw_only=True):

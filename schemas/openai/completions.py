@@ -22,7 +22,6 @@ class CompletionOptions(GenerationOptions, kw_only=True):
     to report per position. `suffix` is known so that it can be refused by name.
     """
 
-    best_of: Annotated[int, Meta(ge=0, le=20)] | None | UnsetType = UNSET
     echo: bool | None | UnsetType = UNSET
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None | UnsetType = UNSET
     suffix: str | None | UnsetType = UNSET

@@ -19,6 +19,7 @@ class ErrorKind(StrEnum):
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     TIMED_OUT_READING = "timed_out_reading"
+    LENGTH_REQUIRED = "length_required"
     TOO_LARGE = "too_large"
     UNSUPPORTED_MEDIA = "unsupported_media"
     HEADERS_TOO_LARGE = "headers_too_large"
@@ -43,6 +44,7 @@ HTTP_STATUS: dict[ErrorKind, int] = {
     ErrorKind.NOT_FOUND: 404,
     ErrorKind.METHOD_NOT_ALLOWED: 405,
     ErrorKind.TIMED_OUT_READING: 408,
+    ErrorKind.LENGTH_REQUIRED: 411,
     ErrorKind.TOO_LARGE: 413,
     ErrorKind.UNSUPPORTED_MEDIA: 415,
     ErrorKind.HEADERS_TOO_LARGE: 431,
@@ -62,6 +64,7 @@ OPENAI_TYPE: dict[ErrorKind, str] = {
     ErrorKind.NOT_FOUND: "invalid_request_error",
     ErrorKind.METHOD_NOT_ALLOWED: "invalid_request_error",
     ErrorKind.TIMED_OUT_READING: "invalid_request_error",
+    ErrorKind.LENGTH_REQUIRED: "invalid_request_error",
     ErrorKind.TOO_LARGE: "invalid_request_error",
     ErrorKind.UNSUPPORTED_MEDIA: "invalid_request_error",
     ErrorKind.HEADERS_TOO_LARGE: "invalid_request_error",

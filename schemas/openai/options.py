@@ -68,7 +68,8 @@ class GenerationOptions(Struct, kw_only=True):
     """Sampling, stopping and streaming, the same on both endpoints.
 
     temperature (0 to 2), top_p (0 to 1) and min_p default to 1, 1 and 0; penalties (-2 to 2) to 0; n (1 to 128) to 1; `stop` is up
-    to 16 strings, an empty string is ignored; `logit_bias` maps token ids to -100 .. 100; `seed` is int64.
+    to 16 strings, an empty string is ignored; `logit_bias` maps token ids to -100 .. 100; `seed` is int64. Of `best_of` (0 to 20, 0
+    as if absent) sequences the n most likely are the answer; chat has it from TensorRT-LLM.
     """
 
     model: Annotated[str, Meta(min_length=1)]
@@ -76,6 +77,7 @@ class GenerationOptions(Struct, kw_only=True):
     presence_penalty: Penalty | None | UnsetType = UNSET
     logit_bias: dict[str, Bias] | None | UnsetType = UNSET
     n: Choices | None | UnsetType = UNSET
+    best_of: Annotated[int, Meta(ge=0, le=20)] | None | UnsetType = UNSET
     seed: Seed | None | UnsetType = UNSET
     stop: StopText | StopList | None | UnsetType = UNSET
     stream: bool | None | UnsetType = UNSET

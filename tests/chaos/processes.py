@@ -87,13 +87,12 @@ class Process:
 
 
 class Fleet:
-    """One context worker, one generation worker, one gateway."""
+    """One context worker, one generation worker, one gateway, which speaks to them over the given link."""
 
-    def __init__(self, log: Path, *gateway_flags: str, grace: str = "5") -> None:
-        worker = ("--engine", "scripted", "--internal-key", "chaos", "--grace", "5")
-        self.context = Process("worker", log, *worker, "--role", "context")
-        self.generation = Process("worker", log, *worker, "--role", "generation")
-        legs = ("--context-worker", self.context.url, "--generation-worker", self.generation.url)
+    def __init__(self, log: Path, *gateway_flags: str, link: str = "http", grace: str = "5") -> None:
+        self.context = _worker(log, "context", link)
+        self.generation = _worker(log, "generation", link)
+        legs = ("--context-worker", self.context.url, "--generation-worker", self.generation.url, "--link", link)
         self.gateway = Process("gateway", log, *legs, "--internal-key", "chaos", "--grace", grace, *gateway_flags)
 
     @property
@@ -102,10 +101,16 @@ class Fleet:
         return [self.context, self.generation, self.gateway]
 
 
+def _worker(log: Path, role: str, link: str) -> Process:
+    channel = ("--grpc-port", str(free_port())) if link == "grpc" else ()
+    flags = ("--engine", "scripted", "--internal-key", "chaos", "--grace", "5", "--role", role)
+    return Process("worker", log, *flags, *channel)
+
+
 @contextlib.asynccontextmanager
-async def running(log: Path, *gateway_flags: str, grace: str = "5") -> AsyncIterator[Fleet]:
+async def running(log: Path, *gateway_flags: str, link: str = "http", grace: str = "5") -> AsyncIterator[Fleet]:
     """A fleet that runs, and is gone when the block is left."""
-    fleet = Fleet(log, *gateway_flags, grace=grace)
+    fleet = Fleet(log, *gateway_flags, link=link, grace=grace)
     try:
         await asyncio.gather(fleet.context.start(), fleet.generation.start())
         await fleet.gateway.start()

@@ -16,9 +16,9 @@ SETTLE_SECONDS = 10.0
 
 
 @pytest.fixture(scope="module", params=[two_legs, one_worker])
-def fleet(request: pytest.FixtureRequest) -> Iterator[LocalFleet]:
-    """A fleet of scripted workers, in either mode."""
-    with local_fleet(*request.param("scripted")) as running:
+def fleet(request: pytest.FixtureRequest, link: str) -> Iterator[LocalFleet]:
+    """A fleet of scripted workers, in either mode, over either link."""
+    with local_fleet(*request.param("scripted", "--link", link)) as running:
         yield running
 
 

@@ -14,6 +14,7 @@ from tests.chaos.raw_client import Got, chat, post
 
 LONG_STREAM = "[[ttft_ms:10]] [[itl_ms:20]] [[tokens:2000]]"
 SLOW_PREFILL = "[[ttft_ms:30000]]"
+PAUSE = 0.02
 IN_TIME = 10.0
 """Seconds: ten times what a lost connection takes to be told, and a one-second deadline."""
 
@@ -57,9 +58,9 @@ async def assert_idle(fleet: Fleet) -> None:
                 await asyncio.sleep(0.01)  # The count is another process's; asking again is all one can do.
 
 
-async def test_generation_worker_killed_mid_stream_ends_the_stream_with_an_error(tmp_path: Path) -> None:
+async def test_generation_worker_killed_mid_stream_ends_the_stream_with_an_error(tmp_path: Path, link: str) -> None:
     """The client gets what was said, one error record and no `[DONE]`; a worker that comes back is used at once."""
-    async with running(tmp_path / "log") as fleet:
+    async with running(tmp_path / "log", link=link) as fleet:
         request = await streaming(fleet, LONG_STREAM)
         fleet.generation.kill()
         killed_at = time.monotonic()
@@ -73,9 +74,9 @@ async def test_generation_worker_killed_mid_stream_ends_the_stream_with_an_error
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_context_worker_killed_in_prefill_is_a_json_error(tmp_path: Path, stream: bool) -> None:
+async def test_context_worker_killed_in_prefill_is_a_json_error(tmp_path: Path, link: str, stream: bool) -> None:
     """Nothing was relayed yet, so the client gets a status and the error object, streamed or not."""
-    async with running(tmp_path / "log") as fleet:
+    async with running(tmp_path / "log", link=link) as fleet:
         request = asyncio.create_task(post(fleet.gateway.url, chat("scripted", SLOW_PREFILL, stream=stream)))
         await until_prefilling(fleet)
         fleet.context.kill()
@@ -89,9 +90,9 @@ async def test_context_worker_killed_in_prefill_is_a_json_error(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("name", ["context", "generation"])
-async def test_frozen_worker_is_noticed_by_its_deadline(tmp_path: Path, name: str) -> None:
+async def test_frozen_worker_is_noticed_by_its_deadline(tmp_path: Path, link: str, name: str) -> None:
     """A worker that is stopped, its sockets open, costs a client no more than the deadline."""
-    async with running(tmp_path / "log", "--first-byte-timeout", "1", "--idle-timeout", "1") as fleet:
+    async with running(tmp_path / "log", "--first-byte-timeout", "1", "--idle-timeout", "1", link=link) as fleet:
         victim(fleet, name).send(signal.SIGSTOP)
         asked_at = time.monotonic()
         got = await post(fleet.gateway.url, chat("scripted", "hello", stream=True))
@@ -105,9 +106,9 @@ async def test_frozen_worker_is_noticed_by_its_deadline(tmp_path: Path, name: st
         await assert_idle(fleet)
 
 
-async def test_worker_frozen_mid_stream_ends_the_stream_with_an_error(tmp_path: Path) -> None:
+async def test_worker_frozen_mid_stream_ends_the_stream_with_an_error(tmp_path: Path, link: str) -> None:
     """Silence is an error record once the idle deadline has passed."""
-    async with running(tmp_path / "log", "--idle-timeout", "1") as fleet:
+    async with running(tmp_path / "log", "--idle-timeout", "1", link=link) as fleet:
         request = await streaming(fleet, LONG_STREAM)
         fleet.generation.send(signal.SIGSTOP)
         got = await request
@@ -117,18 +118,18 @@ async def test_worker_frozen_mid_stream_ends_the_stream_with_an_error(tmp_path: 
         assert (got.terminals, got.failed) == (1, True)
 
 
-async def test_engine_that_dies_mid_stream_is_told_and_turns_unhealthy(tmp_path: Path) -> None:
+async def test_engine_that_dies_mid_stream_is_told_and_turns_unhealthy(tmp_path: Path, link: str) -> None:
     """The engine's death after three tokens is the client's error record, and the gateway's readiness."""
-    async with running(tmp_path / "log") as fleet:
+    async with running(tmp_path / "log", link=link) as fleet:
         got = await post(fleet.gateway.url, chat("scripted", "[[generation:die_after=3]]", stream=True))
 
         assert got is not None
         assert (got.terminals, got.failed, got.body.count(b"data: ") > 1) == (1, True, True)
 
 
-async def test_lost_state_is_made_again_once(tmp_path: Path) -> None:
+async def test_lost_state_is_made_again_once(tmp_path: Path, link: str) -> None:
     """A hand-off that fails is tried afresh within the budget; when that fails too, the client is told what it was."""
-    async with running(tmp_path / "log") as fleet:
+    async with running(tmp_path / "log", link=link) as fleet:
         got = await post(fleet.gateway.url, chat("scripted", "[[lose_state=1]]"))
 
         assert got is not None
@@ -137,29 +138,36 @@ async def test_lost_state_is_made_again_once(tmp_path: Path) -> None:
         await assert_serves(fleet)
 
 
-async def under_load(fleet: Fleet, count: int) -> list[Got | None]:
-    """So many requests, ten at a time, streamed and not."""
-    at_once = asyncio.Semaphore(10)
+async def under_load(fleet: Fleet, begun: asyncio.Event, over: asyncio.Event) -> list[Got | None]:
+    """Ten clients that ask again and again, streamed and not, until it is over. `begun` is set by the first answer."""
 
-    async def one(number: int) -> Got | None:
-        async with at_once:
-            body = chat("scripted", "[[ttft_ms:5]] [[itl_ms:2]] [[tokens:40]]", stream=number % 2 == 0, max_tokens=40)
-            return await post(fleet.gateway.url, body)
+    async def client(number: int) -> list[Got | None]:
+        body = chat("scripted", "[[ttft_ms:5]] [[itl_ms:2]] [[tokens:40]]", stream=number % 2 == 0, max_tokens=40)
+        answers = []
+        while not over.is_set():
+            answers.append(await post(fleet.gateway.url, body))
+            begun.set()
+            if (got := answers[-1]) and got.failed:
+                await asyncio.sleep(PAUSE)  # As a client does before it tries again.
+        return answers
 
-    return list(await asyncio.gather(*(one(number) for number in range(count))))
+    return [got for answers in await asyncio.gather(*map(client, range(10))) for got in answers]
 
 
 @pytest.mark.timeout(120)
-async def test_every_request_has_one_end_while_workers_are_killed(tmp_path: Path) -> None:
+async def test_every_request_has_one_end_while_workers_are_killed(tmp_path: Path, link: str) -> None:
     """Either worker dies again and again under load: each request is answered, or told of an error, exactly once."""
     dice = random.Random(3)
-    async with running(tmp_path / "log") as fleet:
-        load = asyncio.create_task(under_load(fleet, 400))
+    async with running(tmp_path / "log", link=link) as fleet:
+        begun, over = asyncio.Event(), asyncio.Event()
+        load = asyncio.create_task(under_load(fleet, begun, over))
+        await begun.wait()
         for _ in range(6):
             await asyncio.sleep(dice.uniform(0.05, 0.4))
             unlucky = dice.choice([fleet.context, fleet.generation])
             unlucky.kill()
             await unlucky.start()
+        over.set()
         answers = await load
 
         assert all(got is not None and got.status for got in answers)
@@ -170,9 +178,9 @@ async def test_every_request_has_one_end_while_workers_are_killed(tmp_path: Path
         await assert_idle(fleet)
 
 
-async def test_termination_lets_streams_finish(tmp_path: Path) -> None:
+async def test_termination_lets_streams_finish(tmp_path: Path, link: str) -> None:
     """SIGTERM to every process: a stream that fits in the grace time is complete, and all exit with status 0."""
-    async with running(tmp_path / "log") as fleet:
+    async with running(tmp_path / "log", link=link) as fleet:
         request = await streaming(fleet, "[[itl_ms:5]] [[tokens:100]]", max_tokens=100)
         for process in fleet.all:
             process.send(signal.SIGTERM)
@@ -183,9 +191,9 @@ async def test_termination_lets_streams_finish(tmp_path: Path) -> None:
         assert [process.wait(IN_TIME) for process in fleet.all] == [0, 0, 0]
 
 
-async def test_grace_that_runs_out_ends_streams_with_an_error(tmp_path: Path) -> None:
+async def test_grace_that_runs_out_ends_streams_with_an_error(tmp_path: Path, link: str) -> None:
     """What does not fit in the grace time gets a terminal error record, not a cut connection."""
-    async with running(tmp_path / "log", grace="0.5") as fleet:
+    async with running(tmp_path / "log", grace="0.5", link=link) as fleet:
         request = await streaming(fleet, LONG_STREAM)
         fleet.gateway.send(signal.SIGTERM)
         got = await request

@@ -472,12 +472,23 @@ WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
     "malformed": (CHAT, {"messages": "hi"}),
     "failing": (CHAT, {"messages": [{"role": "user", "content": "[[fault:raise_after=3]] hi"}]}),
 }
-STREAMED: dict[str, tuple[str, dict[str, Any]]] = {
-    "chat": (CHAT, {"messages": HI}),
-    "chat, with logprobs and usage": (CHAT, {"messages": HI, **LOGPROBS, **USAGE}),
-    "completion": (COMPLETIONS, {"prompt": "Once", "logprobs": 1, "stream_options": {"include_usage": True}}),
+FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+CALLED = {"tool_choice": {"type": "function", "function": {"name": "f"}}}
+STREAMED: dict[str, tuple[str, dict[str, Any], int]] = {
+    "chat": (CHAT, {"messages": HI}, 1),
+    "chat, with logprobs and usage": (CHAT, {"messages": HI, **LOGPROBS, **USAGE}, 1),
+    "chat, usage at the end": (CHAT, {"messages": HI, "stream_options": {"include_usage": True}}, 1),
+    "chat, several": (CHAT, {"messages": HI, "n": 3, **LOGPROBS}, 3),
+    "chat, stopped by a string": (CHAT, {"messages": HI, "stop": ["!"]}, 1),
+    "chat, tools on offer": (CHAT, {"messages": HI, "tools": [FUNCTION]}, 1),
+    "chat, a tool called": (CHAT, {"messages": HI, "tools": [FUNCTION], **CALLED}, 1),
+    "completion": (COMPLETIONS, {"prompt": "Once", "logprobs": 1, "stream_options": {"include_usage": True}}, 1),
+    "completion, echoed": (COMPLETIONS, {"prompt": "Once", "logprobs": 1, "echo": True}, 1),
+    "completion of ids": (COMPLETIONS, {"prompt": [79, 110, 99, 101], **USAGE}, 1),
+    "completion of several prompts": (COMPLETIONS, {"prompt": ["Once", "twice"], "n": 2}, 4),
 }
 _CREATED = re.compile(rb'"created":\d+')
+_OWN = re.compile(rb'"created":\d+|"id":"call_[^"]+"')
 SAME = {"x-packrelay-request-id": "same"}
 
 Link = HttpLink | GrpcLink
@@ -494,17 +505,21 @@ async def both_links(engine: Engine) -> AsyncIterator[tuple[Link, Link]]:
             await http_link.close()
 
 
-async def in_steps(link: Link, engine: ControlledEngine, operation: str, frame: bytes) -> bytes:
+async def in_steps(link: Link, engine: ControlledEngine, operation: str, frame: bytes, choices: int) -> bytes:
     """A whole stream, of which the next piece is said once the one before was read: so nothing is ever merged."""
     opening_it = asyncio.create_task(link.stream(operation, frame, SAME, PATIENT))
-    sequence = await engine.asked(len(engine.sequences))
-    sequence.say("h")
+    first = len(engine.sequences)
+    sequences = [await engine.asked(first + number) for number in range(choices)]
+    sequences[0].say("h")
     stream = await opening_it
     seen = await stream.read()
     for piece in ("e", "ll", "\u00e9"):
-        sequence.say(piece)
+        for sequence in sequences:
+            sequence.say(piece)
+            seen += await stream.read()
+    for sequence in sequences:
+        sequence.say("!", "stop")
         seen += await stream.read()
-    sequence.say("!", "stop")
     seen += await read_to_end(stream)
     stream.close()
     return seen
@@ -524,12 +539,14 @@ class TestSameAnswers:
 
         assert (grpc_.status, _CREATED.sub(b"", grpc_.body)) == (http.status, _CREATED.sub(b"", http.body))
 
-    @pytest.mark.parametrize(("operation", "fields"), STREAMED.values(), ids=STREAMED)
-    async def test_of_streams(self, engine: ControlledEngine, operation: str, fields: dict[str, Any]) -> None:
-        """The SSE bytes are equal, save `created`."""
+    @pytest.mark.parametrize(("operation", "fields", "choices"), STREAMED.values(), ids=STREAMED)
+    async def test_of_streams(
+        self, engine: ControlledEngine, operation: str, fields: dict[str, Any], choices: int
+    ) -> None:
+        """The SSE bytes of every type of request are equal, save `created` and the ids of tool calls."""
         frame = encode_frame({"model": "fake", "stream": True} | fields)
         async with both_links(engine) as links:
-            http, grpc_ = [await in_steps(link, engine, operation, frame) for link in links]
+            http, grpc_ = [await in_steps(link, engine, operation, frame, choices) for link in links]
 
-        assert _CREATED.sub(b"", grpc_) == _CREATED.sub(b"", http)
+        assert _OWN.sub(b"", grpc_) == _OWN.sub(b"", http)
         assert http.endswith(b"data: [DONE]\n\n")

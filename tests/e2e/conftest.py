@@ -14,7 +14,8 @@ MODEL_MARKS = (pytest.mark.model, pytest.mark.skipif(not HAS_MODEL, reason="need
 FLEETS = [
     pytest.param(tuple(two_legs("scripted")), id="scripted-two-legs"),
     pytest.param(tuple(one_worker("scripted")), id="scripted-one-worker"),
-    pytest.param((*two_legs("scripted"), "--link", "grpc"), id="scripted-two-legs-grpc"),
+    pytest.param(tuple(two_legs("scripted", "--link", "grpc")), id="scripted-two-legs-grpc"),
+    pytest.param(tuple(one_worker("scripted", "--link", "grpc")), id="scripted-one-worker-grpc"),
     pytest.param(tuple(two_legs("llama_cpp")), id="model-two-legs", marks=MODEL_MARKS),
 ]
 

@@ -147,14 +147,18 @@ def _without_ids(choice: dict[str, Any]) -> dict[str, Any]:
     return choice
 
 
-REAL = pytest.param("llama_cpp", marks=[*MODEL_MARKS, pytest.mark.slow])
+REAL = pytest.param(("llama_cpp", "http"), id="llama_cpp", marks=[*MODEL_MARKS, pytest.mark.slow])
+SCRIPTED = [
+    pytest.param(("scripted", "http"), id="scripted"),
+    pytest.param(("scripted", "grpc"), id="scripted-grpc"),
+]
 
 
-@pytest.fixture(scope="module", params=["scripted", REAL])
+@pytest.fixture(scope="module", params=[*SCRIPTED, REAL])
 def fleets(request: pytest.FixtureRequest) -> Iterator[tuple[Answers, Answers]]:
-    """The same engine twice: as one worker, and as two legs."""
-    engine = request.param
-    with local_fleet(*one_worker(engine)) as alone, local_fleet(*two_legs(engine)) as pair:
+    """The same engine twice: as one worker over HTTP, and as two legs over the link in question."""
+    engine, link = request.param
+    with local_fleet(*one_worker(engine)) as alone, local_fleet(*two_legs(engine, "--link", link)) as pair:
         answers = Answers(alone.url), Answers(pair.url)
         yield answers
         for each in answers:

@@ -53,7 +53,7 @@ class StockApp:
     def _facts(self) -> dict[str, Any]:
         card = {"id": self.model, "object": "model", "created": 1, "owned_by": "tensorrt_llm"}
         return {
-            "/version": {"version": "1.3.0"},
+            "/version": {"version": self.legs.version.number},
             "/v1/models": {"object": "list", "data": [card]},
             "/server_info": {"disaggregated_params": self.legs.server_keys, "max_batch_size": 64},
             "/metrics": [],
@@ -92,7 +92,9 @@ class StockApp:
         if refusal := self._next_refusal():
             return _refused(refusal)
         try:
-            request = type_.model_validate(recorded.decoded())
+            version = self.legs.version
+            body = recorded.decoded() if version.msgpack else json.loads(recorded.body)
+            request = type_.model_validate(version.read(body))
         except ValueError as error:  # msgpack's and json's errors and pydantic's are all of this kind.
             return _refused(Refusal.validation(str(error)))
         try:

@@ -13,6 +13,7 @@ from typing import Any
 
 from tests.stock.behaviour import Behaviour
 from tests.stock.protocol import ChatRequest, DisaggregatedParams, Generation
+from tests.stock.versions import Version
 
 AUTH_HEADER = "x-trtllm-disagg-auth"
 CONTEXT_FIRST, GENERATION_FIRST = 0, 1
@@ -93,13 +94,14 @@ def prompt_ids(request: Generation, prompt: list[int]) -> Json:
     return {"prompt_token_ids": prompt}
 
 
-def handed_over(body: Json, ledger: Ledger) -> HandedOver:
+def handed_over(body: Json, ledger: Ledger, version: Version) -> HandedOver:
     """What the context leg handed over, taken once; refused when the generation request is not exactly its echo."""
     params = body["disaggregated_params"]
     handed = ledger.handed.get(params.get("disagg_request_id"))
     if handed is None:
         raise Refused(f"no state for the id {params.get('disagg_request_id')}")
     wanted = handed.params | {"request_type": "generation_only", "schedule_style": 0, "ctx_usage": handed.usage}
+    wanted = version.known(wanted)
     _equal("disaggregated_params", params, wanted)
     _same_prompt(body, handed)
     del ledger.handed[params["disagg_request_id"]]

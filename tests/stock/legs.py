@@ -9,6 +9,7 @@ from tests.stock.disagg import HandedOver, Ledger, Refused
 from tests.stock.model import Sequence, answer, first_token_only, prompts_of
 from tests.stock.protocol import Generation
 from tests.stock.recording import Recorded
+from tests.stock.versions import Version
 
 Json = dict[str, Any]
 
@@ -36,6 +37,7 @@ class Legs:
     ledger: Ledger
     key: str | None
     server_keys: Json
+    version: Version
 
     async def leg(self, request: Generation, recorded: Recorded) -> Leg:
         """The leg a request asks for."""
@@ -43,14 +45,14 @@ class Legs:
         if params is None or params.request_type == "context_and_generation":
             return self._aggregated(request)
         if params.request_type == "context_only":
-            return await self._context(request)
+            return await self._context(request, recorded)
         return await self._generation(request, recorded)
 
     def _aggregated(self, request: Generation) -> Leg:
         prompts = prompts_of(request)
         return Leg(_choices(request, prompts), sum(map(len, prompts)), self.behaviour.cached_tokens)
 
-    async def _context(self, request: Generation) -> Leg:
+    async def _context(self, request: Generation, recorded: Recorded) -> Leg:
         params, prompts = request.disaggregated_params, prompts_of(request)
         if params is None or len(prompts) != 1 or request.stream:
             raise Refused("a context leg takes one prompt and does not stream")
@@ -60,6 +62,7 @@ class Legs:
             choices = [Sequence(choice.prompt, choice.tokens, "stop") for choice in choices]
         tokens = [token.id for token in choices[0].tokens]
         made = disagg.context_params(params, self.ledger, self.behaviour, tokens, ended=ended)
+        made = self.version.answer(made, recorded.decoded()["disaggregated_params"])
         leg = Leg(choices, len(prompts[0]), self.behaviour.cached_tokens, made)
         await self._hand_over(request, leg, prompts[0])
         return leg
@@ -81,7 +84,7 @@ class Legs:
         disagg.check_signature(self.key, params, recorded.headers)
         if params.get("schedule_style") == disagg.GENERATION_FIRST:
             return await self._generation_first(request, params)
-        handed = disagg.handed_over(body, self.ledger)
+        handed = disagg.handed_over(body, self.ledger, self.version)
         choices = _choices(request, [handed.prompt])
         if params["first_gen_tokens"] != [token.id for token in choices[0].tokens[:1]]:
             raise Refused("the first token is not the one the context leg sampled")

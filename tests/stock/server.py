@@ -10,6 +10,7 @@ from tests.stock.connections import Connections
 from tests.stock.disagg import Ledger
 from tests.stock.legs import Legs
 from tests.stock.recording import Recorded
+from tests.stock.versions import NEWEST, Version
 
 KEEP_ALIVE_S = 5
 
@@ -30,11 +31,12 @@ class StockWorker:
         key: str | None = None,
         server_keys: dict[str, Any] | None = None,
         port: int = 0,
+        version: Version = NEWEST,
     ) -> None:
         self.behaviour = behaviour or Behaviour()
         self.ledger = ledger or Ledger()
         connections = Connections(lambda: self._listening.connections)
-        self._app = StockApp(Legs(self.behaviour, self.ledger, key, server_keys or {}), model, connections)
+        self._app = StockApp(Legs(self.behaviour, self.ledger, key, server_keys or {}, version), model, connections)
         self._listening = Listening(self._app.asgi(), port, timeout_keep_alive=KEEP_ALIVE_S)
 
     @property

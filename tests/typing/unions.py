@@ -6,6 +6,7 @@ from msgspec import UnsetType
 
 from schemas.events import Delta, Done, Event, Failed, Handoff, Started
 from schemas.openai.chat import (
+    AllowedToolsChoice,
     ChatCompletionRequest,
     ChatMessage,
     ContentPart,
@@ -35,8 +36,8 @@ def an_event_is_one_of_four(event: Event) -> str:
 
 
 def a_tool_choice_is_a_word_or_a_name(choice: ToolChoice) -> None:
-    """Either a mode or a function by name."""
-    assert_type(choice, Literal["none", "auto", "required"] | NamedToolChoice)
+    """Either a mode, a function by name, or several of them."""
+    assert_type(choice, Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolsChoice)
 
 
 def an_option_has_three_states(request: ChatCompletionRequest) -> None:

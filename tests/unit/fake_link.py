@@ -2,11 +2,11 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from time import monotonic
 from typing import Any
 
 import msgspec
 
-from gateway.breaker import Breaker
 from gateway.fleet import Fleet, Probing
 from gateway.links.base import Deadlines, LinkError, Reply, ReplyStream
 from gateway.member import Role, Worker
@@ -157,13 +157,11 @@ def worker(
 ) -> tuple[Worker, FakeLink]:
     """A worker that is up, with a fake link."""
     link = FakeLink(answering)
-    made = Worker(index, role, link)
+    made = Worker(index, role, link, clock or monotonic)
     made.up = True
     made.models = [Model(id=model)]
     made.engine = "stock" if stock else engine
     made.dialect = STOCK if stock else PACKRELAY
-    if clock is not None:
-        made.breaker = Breaker(clock)
     return made, link
 
 

@@ -18,6 +18,7 @@ from gateway.config import GatewayConfig
 from gateway.lifecycle import Lifecycle
 from gateway.metrics import GatewayCollector, Scrape
 from gateway.orchestrator import Answer, Call
+from schemas.cluster import ClusterInfo, ServerLists
 from schemas.openai.errors import ServingError
 from schemas.openai.models import Model
 
@@ -97,9 +98,17 @@ class FakeBackend:
         """The models named."""
         return [Model(id=name) for name in self.names]
 
+    def serves(self, model: str) -> bool:
+        """Whether it was named."""
+        return model in self.names
+
     def can_serve(self) -> bool:
         """As told."""
         return self.serving
+
+    def cluster(self) -> ClusterInfo:
+        """No workers."""
+        return ClusterInfo(is_ready=self.serving, server_lists=ServerLists(context=[], generation=[]))
 
     async def start(self) -> None:
         """Counted."""
@@ -167,7 +176,10 @@ class Client:
         """POST a body, as JSON unless it is bytes; header names have underscores here."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         data = body if isinstance(body, bytes) else json.dumps(body if body is not None else chat()).encode()
-        return await self.ask("POST", path, data, {"content-type": "application/json"} | named)
+        sent = {"content-type": "application/json", "content-length": str(len(data))}
+        if "transfer-encoding" in named:
+            sent.pop("content-length")
+        return await self.ask("POST", path, data, sent | named)
 
     async def get(self, path: str, **headers: str) -> Response:
         """GET a path."""

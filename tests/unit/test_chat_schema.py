@@ -81,8 +81,8 @@ COVERED: list[tuple[type[Struct], str]] = [
 ]
 
 EXTENSIONS = {
-    # Of both endpoints, then of chat alone. Chat's `best_of` is not among them: OpenAI's chat has none, and nobody here ranks.
-    "use_beam_search top_k top_p_min min_p repetition_penalty length_penalty early_stopping stop_token_ids",
+    # Of both endpoints, then of chat alone. OpenAI's chat has no `best_of`; TensorRT-LLM's does.
+    "best_of use_beam_search top_k top_p_min min_p repetition_penalty length_penalty early_stopping stop_token_ids",
     "include_stop_str_in_output ignore_eos min_tokens skip_special_tokens spaces_between_special_tokens",
     "truncate_prompt_tokens thinking_token_budget prompt_ignore_length lora_request response_format",
     "disaggregated_params conversation_params priority add_special_tokens",

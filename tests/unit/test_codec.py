@@ -350,6 +350,12 @@ def test_unknown_top_level_fields_are_reported() -> None:
     assert codec.read_completion_view(b'{"model":"m","prompt":"a"}')[1] == []
 
 
+@pytest.mark.parametrize("name", ["", "`", "a`b", "\n", "é", "` - at `$.model`"])
+def test_unknown_field_may_have_any_name(name: str) -> None:
+    """A field nobody knows is reported whatever a client calls it."""
+    assert codec.read_chat_view(chat_body(**{name: 1}))[1] == [name]
+
+
 def test_unknown_field_does_not_hide_a_wrong_one() -> None:
     """With unknown fields skipped, the known ones are checked as ever."""
     assert failure(codec.read_chat_view, chat_body(zebra=1, seed="x")).param == "seed"

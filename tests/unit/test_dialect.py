@@ -1,15 +1,27 @@
 """What a kind of worker does not know never reaches it."""
 
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.config import GatewayConfig
 from schemas import codec
 from schemas.codec import AnyChatView, AnyCompletionView
-from schemas.dialect import HARMLESS, NEUTRAL, PACKRELAY, STOCK, for_stock, unify
+from schemas.dialect import (
+    HARMLESS,
+    NEUTRAL,
+    PACKRELAY,
+    STOCK,
+    STOCK_2026_06,
+    STOCK_2026_07,
+    STOCK_DIALECTS,
+    Dialect,
+    for_stock,
+    unify,
+)
 from schemas.openai.chat import AssistantMessage, ChatChoice, ChatCompletion, ChatView
 from schemas.openai.completions import CompletionView
 from schemas.openai.errors import ServingError
@@ -59,7 +71,7 @@ def test_stock_dialect_is_what_a_stock_worker_knows() -> None:
     chat_known = set(ChatView.__struct_fields__) - STOCK.unknown_chat
     completion_known = set(CompletionView.__struct_fields__) - STOCK.unknown_completion
 
-    assert chat_known == stock_names(ChatRequest) - {"best_of"} | {"add_special_tokens"}
+    assert chat_known == stock_names(ChatRequest) | {"add_special_tokens"}
     assert completion_known == stock_names(StockCompletion)
 
 
@@ -148,15 +160,6 @@ def test_older_name_of_the_limit_becomes_the_newer(limits: dict[str, Any], left:
     assert sent(chat(**limits)) == CHAT | left
 
 
-def test_limit_of_nothing_is_refused_for_chat() -> None:
-    """A chat of no tokens is no chat; completions may score a prompt with it."""
-    with pytest.raises(ServingError) as caught:
-        unify(chat(max_tokens=0))
-
-    assert caught.value.param == "max_tokens"
-    assert sent(completion(max_tokens=0)) == COMPLETION | {"max_tokens": 0}
-
-
 @pytest.mark.parametrize(
     ("options", "left"),
     [
@@ -197,3 +200,29 @@ def test_unify_twice_is_once() -> None:
     unify(view)
 
     assert sent(view) == CHAT | {"max_completion_tokens": 5, "stream": True, "stream_options": {"include_usage": False}}
+
+
+# --- stock workers over time ---
+
+
+def test_dialects_are_found_by_name_newest_first() -> None:
+    """What an operator may say is what there is."""
+    assert [dialect.name for dialect in STOCK_DIALECTS.values()] == ["stock", "stock-2026-07", "stock-2026-06"]
+    assert set(get_args(get_type_hints(GatewayConfig)["dialect"])) == {"auto", *STOCK_DIALECTS}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "left"),
+    [
+        (PACKRELAY, {"conversation_id", "resolved_thinking", "return_prompt_token_ids_b64"}),
+        (STOCK, {"resolved_thinking", "return_prompt_token_ids_b64"}),
+        (STOCK_2026_07, {"conversation_id", "return_prompt_token_ids_b64"}),
+        (STOCK_2026_06, {"conversation_id"}),
+    ],
+)
+def test_handoff_has_the_keys_a_dialect_knows(dialect: Dialect, left: set[str]) -> None:
+    """Each of the three keys that came or went is left out where it would be refused."""
+    params = {"conversation_id": "a", "resolved_thinking": None, "return_prompt_token_ids_b64": True}
+
+    assert set(dialect.fit_params(params)) == left
+    assert dialect.takes_ids_b64 is ("return_prompt_token_ids_b64" in left)

@@ -1,10 +1,14 @@
 """Who can take a request."""
 
-from gateway.fleet import Fleet
+import asyncio
+
+import pytest
+
+from gateway.fleet import Fleet, Probing
 from gateway.links.base import ConnectFailed, Reply
 from gateway.member import LegName, Outcome, Role
 from schemas.codec import encode_json
-from schemas.dialect import PACKRELAY, STOCK
+from schemas.dialect import PACKRELAY, STOCK, STOCK_2026_06, STOCK_2026_07, Dialect
 from schemas.openai.models import Model, ModelList
 from schemas.server_info import PackrelayInfo, ServerInfo
 from tests.unit.fake_link import FakeLink, fleet, worker
@@ -60,6 +64,29 @@ def test_worker_with_an_open_breaker_is_not_chosen() -> None:
     assert {known.aggregated("m") for _ in range(4)} == {good}
 
 
+def test_worker_that_said_when_to_come_back_is_not_asked_before() -> None:
+    """Nobody asks it earlier, not even when there is no other; the client hears how long. It counts as able to serve."""
+    now = [0.0]
+    busy, _ = worker(clock=lambda: now[0])
+    known = fleet(busy)
+    busy.ask_not_before(7.0)
+
+    assert known.aggregated("m") is None
+    assert known.nobody("m").retry_after == 7.0
+    assert known.can_serve()
+    now[0] = 7.0
+    assert known.aggregated("m") is busy
+
+
+def test_restarted_worker_owes_no_pause() -> None:
+    """What the process before it said about coming back does not hold for the new one."""
+    busy, _ = worker(clock=lambda: 0.0)
+    busy.ask_not_before(60.0)
+    busy.ask_again()
+
+    assert fleet(busy).aggregated("m") is busy
+
+
 def test_client_mistakes_do_not_open_a_breaker() -> None:
     """Twenty refused requests leave a worker as trusted as before."""
     known, _ = worker()
@@ -102,16 +129,16 @@ def test_models_are_the_union_of_the_workers() -> None:
 def side(**replies: Reply) -> FakeLink:
     """A link whose side paths answer as given: `health`, `models`, `info`."""
     _, link = worker()
-    paths = {"/health": "health", "/v1/models": "models", "/server_info": "info"}
+    paths = {"/health": "health", "/v1/models": "models", "/server_info": "info", "/version": "version"}
     link.side_reply = lambda path: replies.get(paths[path], Reply(404, {}, b""))
     return link
 
 
-async def checked(link: FakeLink) -> Fleet:
+async def checked(link: FakeLink, dialect: Dialect | None = None) -> Fleet:
     """A fleet of one worker behind this link, after its first check."""
     made, _ = worker()
     made.link, made.up, made.models = link, False, []
-    known = fleet(made)
+    known = Fleet([made], {}, Probing(), dialect=dialect)
     await known.start()
     await known.close()
     return known
@@ -160,3 +187,102 @@ async def test_worker_that_cannot_be_reached_is_not_up() -> None:
     known = await checked(link)
 
     assert not known.can_serve()
+
+
+@pytest.mark.parametrize(
+    ("version", "dialect"),
+    [
+        ('{"version": "1.3.0"}', STOCK),
+        ('{"version": "1.3.0rc25"}', STOCK),
+        ('{"version": "1.3.0rc24"}', STOCK_2026_07),
+        ('{"version": "1.3.0rc15.post1"}', STOCK_2026_06),
+        ('{"version": "main"}', STOCK),
+    ],
+)
+async def test_stock_worker_speaks_the_dialect_of_its_version(version: str, dialect: Dialect) -> None:
+    """The version at `/version` decides; one that cannot be read is the newest."""
+    known = await checked(stock_side(version))
+
+    assert known.workers[0].dialect is dialect
+
+
+async def test_dialect_of_stock_workers_can_be_said() -> None:
+    """The operator's word counts more than the version."""
+    known = await checked(stock_side('{"version": "1.3.0"}'), STOCK_2026_07)
+
+    assert known.workers[0].dialect is STOCK_2026_07
+
+
+def stock_side(version: str) -> FakeLink:
+    """A link to a healthy stock worker that says this version."""
+    return side(
+        health=Reply(200, {}, b""),
+        models=Reply(200, {}, encode_json(ModelList(data=[Model(id="m")]))),
+        version=Reply(200, {}, version.encode()),
+    )
+
+
+# --- coming and going ---
+
+
+async def test_added_worker_gets_work_once_it_is_prepared() -> None:
+    """Its first check is made at once; before that nobody is sent to it."""
+    known = fleet()
+    made, _ = worker()
+    made.link, made.up, made.models = stock_side('{"version": "1.3.0"}'), False, []
+    check = known.add(made)
+    early = known.aggregated("m")
+    await check
+    await known.close()
+
+    assert early is None
+    assert known.aggregated("m") is made
+
+
+async def test_removed_worker_gets_no_more_work_and_finishes_its_own() -> None:
+    """Its link stays open for the legs in flight, and closes with the last of them."""
+    made, link = worker()
+    known = fleet(made)
+    made.begin()
+    known.remove(made)
+    known.remove(made)
+    await asyncio.sleep(0)
+    open_meanwhile = not link.closed
+    made.end(LegName.AGGREGATED, Outcome.SUCCESS)
+    (leaving,) = known._leaving
+    await leaving
+
+    assert (open_meanwhile, link.closed) == (True, True)
+    assert known.aggregated("m") is None
+
+
+async def test_closing_ends_the_links_of_those_that_are_leaving_too() -> None:
+    """A leg that hangs keeps no link open at the end."""
+    made, link = worker()
+    known = fleet(made)
+    made.begin()
+    known.remove(made)
+    await known.close()
+
+    assert link.closed
+
+
+def test_free_index_is_the_lowest_there_is() -> None:
+    """Workers that come and go do not make ever more series of metrics."""
+    first, _ = worker(index=0)
+    third, _ = worker(index=2)
+
+    assert fleet(first, third).free_index() == 1
+
+
+def test_incomplete_fleet_serves_nobody() -> None:
+    """Below the minimum the fleet is not ready, and says that workers are missing."""
+    context, _ = worker(role=Role.CONTEXT, index=0)
+    generation, _ = worker(role=Role.GENERATION, index=1)
+    known = fleet(context, generation)
+    ready = known.can_serve()
+    known.minimum = {Role.GENERATION: 2}
+
+    assert ready
+    assert not known.can_serve()
+    assert known.nobody("m").status == 503

@@ -25,7 +25,8 @@ from tools.schemas.catalogue import GENERATED, MESSAGES, NEVER_SENT, enums, reac
 from tools.schemas.compat import schemas_of
 from tools.schemas.drift import drift, write
 from tools.schemas.samples import Size
-from worker.app import Front, create_app
+from worker.app import create_app
+from worker.operations import Front
 
 FILES: Files = json_schemas()
 SCHEMAS = schemas_of(FILES)

@@ -138,7 +138,7 @@ def test_a_log_line_holds_nothing_unescaped(capsys: pytest.CaptureFixture[str]) 
     assert (line.count("\n"), json.loads(line)["value"]) == (1, "a\nb\x1b[31m\u2028\u009b")
 
 
-def test_an_access_line_is_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_an_access_line_is_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
     """An access line has the keys of every other log line, and the request's facts."""
     line = AccessLine(
         timestamp="2026-01-01T00:00:00+00:00",
@@ -154,7 +154,9 @@ def test_an_access_line_is_one_line_of_json(capsys: pytest.CaptureFixture[str]) 
         first_byte=None,
     )
 
-    AccessLog().write(line)
+    log = AccessLog()
+    log.add(line)
+    log.flush()
 
     written = capsys.readouterr().err
     assert (written.count("\n"), json.loads(written)["event"], json.loads(written)["seconds"]) == (1, "request", 0.25)

@@ -121,6 +121,32 @@ async def test_generation_leg_carries_what_the_context_leg_found() -> None:
     assert body["disaggregated_params"]["ctx_usage"]["prompt_tokens"] == 3
 
 
+@pytest.mark.parametrize("stock", [False, True])
+async def test_generation_leg_may_be_without_history(stock: bool) -> None:
+    """Told so, it gets the last message only, in the form its worker has; the context leg gets all of them."""
+    messages = [{"role": "user", "content": text} for text in "abc"]
+    known, context, generation, _ = two_legs(
+        always(msgpack_reply(context_body())), always(json_reply(COMPLETION)), stock=stock
+    )
+    await serving(known, strip_message_history=True).answer(call(messages=messages))
+    sent = [link.asked[0].body["messages"] for link in (context, generation)]
+
+    assert [msgspec.json.decode(part) if isinstance(part, bytes) else part for part in sent] == [
+        messages,
+        messages[-1:],
+    ]
+    assert isinstance(sent[1], bytes) is not stock
+
+
+async def test_ids_carry_the_node_and_the_process_they_were_made_in() -> None:
+    """The node's number stands in bits 16 to 23, the process's in 10 to 15: no two processes mint the same."""
+    known, context, _, _ = two_legs(always(msgpack_reply(context_body())), always(json_reply(COMPLETION)))
+    await serving(known, node_id=17, process=3).answer(call())
+    made = context.asked[0].body["disaggregated_params"]["disagg_request_id"]
+
+    assert ((made - (1 << 40)) >> 16 & 0xFF, (made - (1 << 40)) >> 10 & 0x3F) == (17, 3)
+
+
 async def test_completions_prompt_becomes_the_context_workers_ids() -> None:
     """The generation worker does not tokenise again."""
     reply = context_body() | {"prompt_token_ids": [1, 2], "prompt_token_ids_b64": None}
@@ -162,10 +188,13 @@ async def test_handoff_is_signed_with_the_key() -> None:
     assert "x-trtllm-disagg-auth" not in context.asked[0].headers
 
 
-@pytest.mark.parametrize("fields", [{"n": 2}, {"echo": True}, {"prompt": ["a", "b"]}, {"best_of": 2}])
-async def test_request_without_a_handoff_is_done_by_the_generation_worker(fields: dict[str, Any]) -> None:
-    """Several sequences and echoed prompts are served whole, by one worker."""
-    known, context, generation, _ = two_legs(never, always(json_reply(COMPLETION)))
+@pytest.mark.parametrize(
+    ("fields", "stock"),
+    [({"n": 2}, False), ({"echo": True}, True), ({"prompt": ["a", "b"]}, False), ({"best_of": 2}, False)],
+)
+async def test_request_without_a_handoff_is_done_by_the_generation_worker(fields: dict[str, Any], stock: bool) -> None:
+    """Several sequences are served whole, by one worker; so is an echoed prompt by stock workers."""
+    known, context, generation, _ = two_legs(never, always(json_reply(COMPLETION)), stock=stock)
     await serving(known).answer(text_call(**fields))
 
     assert context.asked == []

@@ -1,7 +1,7 @@
 """Engine output becomes deltas: UTF-8, stop strings, log probabilities, echo."""
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given, strategies
@@ -28,10 +28,10 @@ def token(data: bytes | str, logprob: float | None = -0.25, **more: Any) -> Toke
     return Token(id=raw[0] if raw else 1000, data=raw, logprob=logprob, **more)
 
 
-def pieces(*data: bytes | str) -> list[SequenceOutput]:
-    """One output per token, the last one ending by length."""
+def pieces(*data: bytes | str, reason: Literal["stop", "length"] = "length") -> list[SequenceOutput]:
+    """One output per token, the last one ending the sequence."""
     outputs = [SequenceOutput(tokens=[token(piece)]) for piece in data]
-    return [*outputs[:-1], SequenceOutput(tokens=outputs[-1].tokens, finish_reason="length")]
+    return [*outputs[:-1], SequenceOutput(tokens=outputs[-1].tokens, finish_reason=reason)]
 
 
 def deltas(outputs: list[SequenceOutput], given_options: OutputOptions) -> list[Delta]:
@@ -67,8 +67,12 @@ class TestText:
         assert made[0].tokens == 4
 
     def test_character_left_unfinished(self) -> None:
-        """Bytes that never become a character are one replacement character at the end."""
-        assert folded(pieces("a", ROCKET[:2]), options()).text == "a�"
+        """Bytes that the model itself never made a character are one replacement character at the end."""
+        assert folded(pieces("a", ROCKET[:2], reason="stop"), options()).text == "a�"
+
+    def test_character_cut_by_the_limit(self) -> None:
+        """A character that the limit cut off is left out: the text ends before it."""
+        assert folded(pieces("a", ROCKET[:2]), options()).text == "a"
 
     def test_invalid_byte(self) -> None:
         """A byte that cannot be text is replaced as soon as that is certain, and the text after it is untouched."""

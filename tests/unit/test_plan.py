@@ -10,7 +10,7 @@ from msgspec import UNSET, convert, structs
 from schemas.openai.chat import ChatCompletionRequest
 from schemas.openai.completions import CompletionRequest
 from schemas.openai.errors import ServingError
-from worker.engines.base import EngineFacts
+from worker.engines.base import Capability, EngineFacts
 from worker.engines.scripted import ScriptedEngine, create
 from worker.engines.scripted.model import BEGIN, VOCABULARY_SIZE
 from worker.plan import Plan, SequencePlan, plan_chat, plan_completion
@@ -220,8 +220,7 @@ class TestRefused:
             {"media_io_kwargs": {"a": 1}},
             {"response_format": {"type": "regex", "regex": "a"}},
             {"response_format": {"type": "ebnf", "ebnf": "a"}},
-            {"response_format": {"type": "structural_tag"}},
-            {"response_format": {"type": "json_object"}, "tools": [TOOL]},
+            {"response_format": {"type": "structural_tag", "format": {}}},
         ],
         ids=lambda fields: next(iter(fields)),
     )
@@ -357,6 +356,18 @@ class TestChat:
         assert sequence.sampling.constraint is not None
         assert sequence.output.markup is not None
         assert sequence.output.markup.forced
+
+    def test_call_or_answer_in_a_form(self, plan: Planner) -> None:
+        """Tools on offer beside a JSON format constrain the output to either; another format leaves no room for a call."""
+        sequence = only(plan.chat(tools=[TOOL], response_format={"type": "json_object"}))
+        able = plan.limited(capabilities=frozenset(Capability))
+
+        assert sequence.sampling.constraint is not None
+        assert sequence.output.markup is not None
+        assert sequence.output.markup.names == {"f"}
+        with pytest.raises(ServingError) as refused:
+            able.chat(tools=[TOOL], response_format={"type": "regex", "regex": "a"})
+        assert refused.value.param == "response_format"
 
     def test_no_content(self, plan: Planner) -> None:
         """Refused messages are refused also when the prompt comes as ids."""

@@ -13,7 +13,7 @@ from schemas.openai.chat import ChatCompletion, ChatCompletionRequest, FunctionC
 from schemas.openai.errors import ServingError
 from schemas.openai.stream import Fold, StreamHead
 from schemas.openai.usage import Usage
-from worker.engines.base import SequenceOutput, Token
+from worker.engines.base import Constraint, SequenceOutput, Token
 from worker.markup import MarkupOptions
 from worker.output import OutputOptions, SequenceReader
 from worker.tools import call_text, forced_schema, offer_text, tool_use
@@ -71,12 +71,15 @@ class TestChoice:
         """Without tools, or told to call none, nothing is offered."""
         assert tool_use(request(**fields)).offer == []
 
-    @pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "weather"}}])
-    def test_choice_without_tools(self, choice: Any) -> None:
-        """A choice without tools is refused."""
-        with pytest.raises(ServingError) as refused:
-            tool_use(request(tool_choice=choice))
-        assert (refused.value.status, refused.value.param) == (400, "tool_choice")
+    @pytest.mark.parametrize(("mode", "forced"), [("auto", []), ("required", ["clock"])])
+    def test_allowed_tools(self, mode: str, forced: list[str]) -> None:
+        """Allowed tools are the only ones on offer, and with the mode `required` one of them must be called."""
+        allowed = {"mode": mode, "tools": [{"type": "function", "function": {"name": "clock"}}]}
+        choice = {"type": "allowed_tools", "allowed_tools": allowed}
+        use = tool_use(request(tools=[WEATHER, CLOCK], tool_choice=choice))
+
+        assert [tool.function.name for tool in use.offer] == ["clock"]
+        assert [function.name for function in use.forced] == forced
 
     def test_nested_too_deeply(self) -> None:
         """Parameters nested beyond what can be written out again are refused, enforced or not."""
@@ -285,6 +288,52 @@ class TestCalls:
 
         assert (calls(reply), reply.choices[0].message.content) == (called, content)
         assert reply.choices[0].finish_reason == "length"
+
+
+EITHER = MarkupOptions(forced=True, names=frozenset({"weather"}))
+CAT: dict[str, Any] = {"$ref": "#/$defs/cat", "$defs": {"cat": {"type": "object", "required": ["age"]}}}
+
+
+class TestCallInsteadOfAnAnswer:
+    @pytest.mark.parametrize(
+        "text",
+        [
+            '{"age": 3}',
+            '{"name": "Tom", "age": 3}',
+            '{"name": "Tom", "arguments": {"a": 1}}',
+            "{}",
+            "[1]",
+            ' "a"',
+            '{"name": "we',
+        ],
+    )
+    @pytest.mark.parametrize("size", [1, 3, 100])
+    def test_answer(self, text: str, size: int) -> None:
+        """What calls none of the functions on offer is the answer, word for word, however it comes."""
+        reply = answer([text[at : at + size] for at in range(0, len(text), size)], EITHER)
+
+        assert (reply.choices[0].message.content, reply.choices[0].finish_reason, calls(reply)) == (text, "stop", [])
+
+    def test_call(self) -> None:
+        """What calls one of them is a call."""
+        reply = answer('{"name": "weather", "arguments": {"city": "Paris"}}', EITHER)
+
+        assert (reply.choices[0].message.content, reply.choices[0].finish_reason) == (None, "tool_calls")
+        assert calls(reply) == [("weather", '{"city": "Paris"}')]
+
+    def test_answer_is_streamed(self) -> None:
+        """An answer is not held back longer than its first key."""
+        assert [delta.text for delta in deltas(['{"age', '": ', "3}"], EITHER)][:2] == ['{"age": ', "3}"]
+
+    def test_form(self) -> None:
+        """The form allows the answer or a call, and keeps their definitions apart."""
+        format_ = {"type": "json_schema", "json_schema": {"name": "a", "schema": CAT}}
+        use = tool_use(request(tools=[WEATHER], response_format=format_))
+        form = json.loads(use.beside(Constraint(kind="json_schema", text=json.dumps(CAT))).text)
+
+        for fits in ({"age": 3}, {"name": "weather", "arguments": {}}):
+            Draft202012Validator(form).validate(fits)
+        assert not Draft202012Validator(form).is_valid({"name": "Tom"})
 
 
 class TestReasoning:

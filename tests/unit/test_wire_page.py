@@ -65,7 +65,7 @@ def test_the_rules_are_all_there() -> None:
 
 def test_the_kinds_of_errors_are_all_there() -> None:
     """The table of errors has every kind with its status."""
-    pairs = [pair for row in rows("Errors") for pair in (tuple(row[:2]), tuple(row[2:]))]
+    pairs = [pair for row in rows("Errors") for pair in (tuple(row[:2]), tuple(row[2:])) if any(pair)]
 
     assert sorted(pairs) == sorted((kind.value, str(status)) for kind, status in HTTP_STATUS.items())
 

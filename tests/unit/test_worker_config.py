@@ -25,6 +25,11 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return " ".join((said.out + said.err).replace("│", " ").split())
 
 
+TOGETHER = ("grpc_tls", "cluster_uri")
+SINGLE = [field.name for field in fields(WorkerConfig) if not field.name.startswith(TOGETHER)]
+"""The fields that can be set without another one."""
+
+
 class TestFlags:
     def test_flags_and_fields_are_the_same(self) -> None:
         """Every field has exactly one flag of its name, and there is no other flag."""
@@ -33,7 +38,7 @@ class TestFlags:
 
         assert {f"--{field.name.replace('_', '-')}" for field in fields(WorkerConfig)} == flags - {"--empty-peer"}
 
-    @pytest.mark.parametrize("field", [field.name for field in fields(WorkerConfig) if field.name != "grpc_port"])
+    @pytest.mark.parametrize("field", SINGLE)
     def test_every_field_has_its_variable(self, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """`PACKRELAY_` and a field's name set the field."""
         given = {"role": "context", "log_level": "debug", "advertise_url": "http://a", "engine_option": "a=b"}
@@ -61,16 +66,6 @@ class TestFlags:
 
 
 class TestRefusals:
-    def test_the_grpc_port_is_not_there_yet(
-        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """What is not implemented is refused, not ignored, whichever way it is asked for."""
-        assert "--grpc-port is not available yet" in refused(capsys, "--grpc-port", "9001")
-
-        monkeypatch.setenv("PACKRELAY_GRPC_PORT", "9001")
-
-        assert "--grpc-port is not available yet" in refused(capsys)
-
     @pytest.mark.parametrize(
         ("arguments", "named"),
         [
@@ -78,8 +73,20 @@ class TestRefusals:
             (["--role", "prefill"], "--role"),
             (["--engine-option", "fast"], "--engine-option"),
             (["--engine-option", "=1"], "--engine-option"),
+            (["--grpc-tls-cert", "a"], "--grpc-tls-key"),
+            (["--grpc-tls-ca", "a"], "--grpc-tls-cert"),
             (["--internal-key", ""], "--internal-key"),
             (["--advertise-url", "tcp://a:1"], "--advertise-url"),
+            (["--cluster-uri", "etcd://a:1"], "--role"),
+            (["--cluster-uri", "http://a:1", "--role", "context"], "--cluster-uri"),
+            (
+                ["--cluster-uri", "etcd://a:1", "--role", "context", "--heartbeat-interval", "10"],
+                "--heartbeat-interval",
+            ),
+            (
+                ["--cluster-uri", "etcd://a:1", "--role", "context", "--advertise-url", "https://a:1"],
+                "--advertise-url",
+            ),
             (["--handoff-seconds", "0"], "--handoff-seconds"),
             (["--threads", "0"], "--threads"),
             (["--grace", "-1"], "--grace"),

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 import schemas
 from schemas.abort import AbortRequest
+from schemas.cluster import ClusterInfo, Registration
 from schemas.dialect import Dialect
 from schemas.disagg import DisaggregatedParams, OpaqueState
 from schemas.events import Delta, Done, Event, Failed, Started
@@ -39,6 +40,7 @@ MESSAGES: Final[dict[str, Any]] = {
     "ChatCompletion": ChatCompletion,
     "ChatCompletionChunk": ChatCompletionChunk,
     "ChatCompletionRequest": ChatCompletionRequest,
+    "ClusterInfo": ClusterInfo,
     "Completion": Completion,
     "CompletionRequest": CompletionRequest,
     "DeferredChatRequest": DeferredChatRequest,
@@ -51,6 +53,7 @@ MESSAGES: Final[dict[str, Any]] = {
     "Model": Model,
     "ModelList": ModelList,
     "OpaqueState": OpaqueState,
+    "Registration": Registration,
     "ServerInfo": ServerInfo,
     "Started": Started,
 }

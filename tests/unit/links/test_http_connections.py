@@ -12,6 +12,7 @@ from gateway.links import connection as connection_module
 from gateway.links.base import ConnectFailed, Deadlines, WorkerLost
 from gateway.links.connection import Connection
 from gateway.links.http import HttpLink
+from gateway.links.read_window import ReadWindow
 from tests.unit.links.exchange import (
     DONE,
     HELLO,
@@ -292,7 +293,7 @@ class TestConnecting:
 
         server = await serve(script)
         link = HttpLink(server.url)
-        connection = Connection(link._pool, "The worker", 1)
+        connection = Connection(link._pool, "The worker", 1, ReadWindow())
         connection.abort()
         port = int(server.url.rpartition(":")[2])
 
