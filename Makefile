@@ -74,7 +74,7 @@ test-unit: install ## Run the unit tests
 
 # Installs each program into a folder of its own, which is gone afterwards. PROGRAMS="openai llm" runs only those.
 .PHONY: acceptance
-acceptance: install ## Real clients against a real fleet: openai, npm, llm, instructor, guidellm, lm-eval (PROGRAMS=)
+acceptance: install ## Real clients against a real fleet: openai, npm, llm, instructor, lm-eval, aiperf (PROGRAMS=)
 	$(BIN)/python -m tests.acceptance $(PROGRAMS)
 
 .PHONY: format

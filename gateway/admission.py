@@ -23,6 +23,7 @@ class Refusal(StrEnum):
     WAITED_TOO_LONG = "waited_too_long"
     BODY_BYTES = "body_bytes"
     DRAINING = "draining"
+    NO_CONNECTIONS = "no_connections"
 
 
 class Limits(Struct, frozen=True, kw_only=True):

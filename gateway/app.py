@@ -33,6 +33,7 @@ from gateway.exchange import CLIENT_CLOSED_REQUEST, ClientGone, Exchange
 from gateway.lifecycle import shutting_down
 from gateway.log import AccessLine, AccessLog
 from gateway.metrics import Scrape
+from gateway.protocol import CROWDED, no_connections
 from gateway.relay import Reply
 from schemas.openai.errors import ErrorKind, ServingError
 
@@ -157,6 +158,9 @@ class Door:
         if endpoint is None:
             await self._app(scope, receive, exchange.reply.forward)
             return
+        if CROWDED in scope:
+            self._parts.admission.refusals[Refusal.NO_CONNECTIONS] += 1
+            raise no_connections()
         if self._parts.lifecycle.draining:
             self._parts.admission.refusals[Refusal.DRAINING] += 1
             raise shutting_down()

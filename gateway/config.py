@@ -16,7 +16,6 @@ Positive = Annotated[int, Parameter(validator=Number(gte=1))]
 Count = Annotated[int, Parameter(validator=Number(gte=0))]
 Seconds = Annotated[float, Parameter(validator=Number(gt=0, lte=86400))]
 Pause = Annotated[float, Parameter(validator=Number(gte=0, lte=86400))]
-Milliseconds = Annotated[float, Parameter(validator=Number(gte=0, lte=1000))]
 Texts = Annotated[tuple[str, ...], Parameter(negative=())]
 Router = Literal["least_loaded", "round_robin"]
 
@@ -37,9 +36,15 @@ def _is_usable(_type: object, config: "GatewayConfig") -> None:
 def _has_link(config: "GatewayConfig") -> None:
     if (config.link_tls_cert is None) is not (config.link_tls_key is None):
         raise ValueError("--link-tls-cert and --link-tls-key go together: give both, or neither.")
-    used = config.link == "grpc" or any(url.startswith("grpc:") for url in config.workers())
+    used = config.link == "grpc" or any(url.startswith(("grpc:", "https:")) for url in config.workers())
     if not used and (config.link_tls_ca or config.link_tls_cert):
-        raise ValueError("--link-tls-ca, --link-tls-cert and --link-tls-key are for --link grpc.")
+        raise ValueError(
+            "--link-tls-ca, --link-tls-cert and --link-tls-key are for --link grpc and for https:// workers."
+        )
+    if (config.tls_cert is None) is not (config.tls_key is None):
+        raise ValueError("--tls-cert and --tls-key go together: give both, or neither.")
+    if config.tls_ca is not None and config.tls_cert is None:
+        raise ValueError("--tls-ca asks for clients' certificates, which needs --tls-cert and --tls-key.")
 
 
 def _has_workers(config: "GatewayConfig") -> None:
@@ -84,6 +89,15 @@ class GatewayConfig:
     port: Port = 8000
     """Port to listen on; 0 picks a free one (the log's event `gateway.listening` names it)."""
 
+    tls_cert: Path | None = None
+    """PEM file with the certificate to serve HTTPS with. Left out: HTTP in plain text."""
+
+    tls_key: Path | None = None
+    """PEM file with the key of --tls-cert."""
+
+    tls_ca: Path | None = None
+    """PEM file with the CA of the certificates that clients must show (mutual TLS). Left out: they show none."""
+
     worker: Texts = ()
     """URL of a worker that does both legs. May be given several times; a variable separates them by spaces."""
 
@@ -97,16 +111,13 @@ class GatewayConfig:
     """How the gateway speaks to workers given as http://: by HTTP, or over the gRPC channel whose port /server_info says."""
 
     link_tls_ca: Path | None = None
-    """PEM file with the CA that signs the certificates of the workers' gRPC channels. Left out: the channels are plain text."""
+    """PEM file with the CA of the workers' certificates. Left out: gRPC is plain text, https:// trusts the system's CAs."""
 
     link_tls_cert: Path | None = None
-    """PEM file with the certificate the gateway shows to the workers' channels (mutual TLS)."""
+    """PEM file with the certificate the gateway shows to the workers (mutual TLS)."""
 
     link_tls_key: Path | None = None
     """PEM file with the key of --link-tls-cert."""
-
-    event_window_ms: Milliseconds = 1.0
-    """Milliseconds in which the events of a stream over gRPC are gathered; 0 relays each at once. The first and the last never wait."""
 
     processes: Positive = 1
     """Gateway processes on one port: about one per core. What is limited (--max-in-flight and its kind) is limited in each."""
@@ -193,7 +204,7 @@ class GatewayConfig:
     """Seconds an idle client connection is kept open."""
 
     read_window_ms: Annotated[float, Parameter(validator=Number(gte=0, lte=100))] = 1.0
-    """Over HTTP: milliseconds that events of a fast stream are collected for; the first never waits. 0 relays each at once."""
+    """Milliseconds that events of a fast stream are collected for, over either link; the first never waits. 0 relays each at once."""
 
     grace: Pause = 30.0
     """Seconds that running requests have to finish in after SIGTERM; the rest are ended with an error."""

@@ -140,7 +140,9 @@ class Fleet:
         if not self.complete():
             return ServingError(ErrorKind.UNAVAILABLE, "There are not enough workers yet.", retry_after=1)
         if self.serves(model):
-            wait = min((worker.resting for worker in self.workers if worker.serves(model) and worker.resting), default=1)
+            wait = min(
+                (worker.resting for worker in self.workers if worker.serves(model) and worker.resting), default=1
+            )
             return ServingError(ErrorKind.UNAVAILABLE, "No worker can take this request now.", retry_after=max(wait, 1))
         if not self.models() and (self.workers or self.minimum):
             return ServingError(ErrorKind.UNAVAILABLE, "The workers are not ready yet.", retry_after=1)
@@ -205,6 +207,9 @@ class Fleet:
                 await prepare(worker, self._deadlines, self._dialect)
         except (LinkError, ServingError) as error:
             _log.debug("worker.check_failed", worker=worker.index, reason=str(error))
+            healthy = False
+        except Exception:  # noqa: BLE001  a bug of ours in one check must not end the checking of all workers
+            _log.exception("worker.check_broken", worker=worker.index)
             healthy = False
         worker.misses = 0 if healthy else worker.misses + 1
         self._set_up(worker, healthy or (worker.up and worker.misses < self._probing.failures))

@@ -84,9 +84,11 @@ def launch_plan(config: LaunchConfig, command_of: CommandOf = own_command) -> La
     gateway_port = _gateway_port(config, ports)
     flags = ["--host", config.host, "--port", str(gateway_port), "--link", config.link]
     workers = []
-    for number, (name, role) in enumerate(_roles(config)):
-        port = _worker_port(config, ports, number, name)
-        command = command_of("worker", _worker_flags(config, role, port))
+    roles = list(_roles(config))
+    chosen = [_worker_port(config, ports, number, name) for number, (name, _) in enumerate(roles)]
+    peers = [flag for port in chosen for flag in ("--peer", f"{WORKER_HOST}:{port}")]
+    for (name, role), port in zip(roles, chosen, strict=True):
+        command = command_of("worker", [*_worker_flags(config, role, port), *peers])
         workers.append(Program(name=name, host=WORKER_HOST, port=port, command=command))
         flags += [_GATEWAY_FLAG[role], url_of(WORKER_HOST, port)]
     host = _REACHED_AT.get(config.host, config.host)
@@ -119,6 +121,7 @@ def _numbered(name: str, role: str, count: int) -> Iterator[tuple[str, str]]:
 
 def _worker_flags(config: LaunchConfig, role: str, port: int) -> Sequence[str]:
     flags = ["--host", WORKER_HOST, "--port", str(port), "--engine", config.engine, "--role", role]
+    flags += ["--require-key"]
     if config.link == "grpc":
         flags += ["--grpc-port", str(port + GRPC_OFFSET)]
     if config.model is not None:

@@ -4,6 +4,7 @@ LegFailed   the leg ended before a byte of its answer was relayed: what the clie
 """
 
 from enum import Enum
+from math import isfinite
 from typing import Self
 
 from msgspec import Raw, Struct
@@ -17,6 +18,9 @@ from schemas.openai.stream import error_record
 
 HANDOFF_FAILED = "handoff_failed"
 """The code of a worker's error when a prefill state was lost, expired or of another model: a fresh context leg may help."""
+
+SHUTTING_DOWN = "shutting_down"
+"""The code of a worker's error when it takes no more work because its process ends."""
 
 _MAX_RETRY_AFTER_SECONDS = 120.0
 _ERROR_RECORD = b'data: {"error":'
@@ -136,7 +140,7 @@ class Leg:
     def lost(self, error: LinkError) -> LegFailed:
         """The link failed, or what came over it was no answer."""
         if isinstance(error, ConnectFailed):
-            self.worker.up = False
+            self.worker.unreachable()
         told, retry = client_error(error)
         return LegFailed(self.worker, told, retry, Outcome.FAILURE)
 
@@ -146,14 +150,16 @@ class Leg:
         return self._refused(500, None, payload)
 
     def _refused(self, status: int, retry_after: str | None, body: bytes) -> LegFailed:
-        """A reply that is not 200, by DESIGN's failure table."""
+        """A reply that is not 200: whose fault it is, and who may be asked next (docs/reliability.md)."""
         lifted = lift_error(body, status).error
         error = ServingError(kind_of_status(status), lifted.message, param=lifted.param, code=lifted.code)
         if error.code == HANDOFF_FAILED:
             return LegFailed(self.worker, error, Retry.AFRESH, Outcome.NEUTRAL)
         if status in {429, 503}:
             error.retry_after = _seconds(retry_after)
-            if retry_after is not None:
+            if error.code == SHUTTING_DOWN:
+                self.worker.up = False  # Until a check finds it, or what takes its place, in good health.
+            elif retry_after is not None:
                 self.worker.ask_not_before(error.retry_after)
             return LegFailed(self.worker, error, Retry.ELSEWHERE, Outcome.NEUTRAL)
         if status >= 500:
@@ -234,6 +240,7 @@ def client_error(error: LinkError) -> tuple[ServingError, Retry]:
 def _seconds(retry_after: str | None) -> float:
     """A worker's Retry-After in seconds, within reason; 1 when there is none or it is a date."""
     try:
-        return min(max(float(retry_after or 1), 0.0), _MAX_RETRY_AFTER_SECONDS)
+        seconds = float(retry_after or 1)
     except ValueError:
         return 1.0
+    return min(max(seconds, 0.0), _MAX_RETRY_AFTER_SECONDS) if isfinite(seconds) else 1.0

@@ -6,10 +6,14 @@ from collections.abc import Callable
 from enum import StrEnum
 from time import monotonic
 
+import structlog
+
 from gateway.breaker import Breaker
 from gateway.links.base import Link
 from schemas.dialect import STOCK, Dialect
 from schemas.openai.models import Model
+
+_log = structlog.get_logger(__name__)
 
 
 class Role(StrEnum):
@@ -81,6 +85,11 @@ class Worker:
         """Whether it has this model."""
         return model in self._names
 
+    def can_replace(self, other: "Worker", model: str) -> bool:
+        """Whether a request for this model that the other refused may be sent here instead."""
+        alike = self.role is other.role and self.engine == other.engine
+        return self is not other and alike and self.serves(model) and self.usable()
+
     def usable(self) -> bool:
         """Whether work may be sent: its last health check passed and its breaker admits."""
         return self.up and self.breaker.admits()
@@ -97,6 +106,12 @@ class Worker:
     def resting(self) -> float:
         """The seconds until it wants to be asked again; 0 when it may be asked."""
         return max(self._not_before - self._clock(), 0.0) if self._not_before else 0.0
+
+    def unreachable(self) -> None:
+        """A connection was refused: it gets no work until its next health check, which need not fail a second time."""
+        if self.up:
+            _log.info("worker.unreachable", worker=self.index, role=self.role)
+        self.up = False
 
     def begin(self) -> None:
         """A leg starts here."""

@@ -165,8 +165,8 @@ class Orchestrator:
             return False
         if failure.outcome is not Outcome.NEUTRAL or failure.retry is Retry.AFRESH:
             return True
-        peers = [worker for worker in self.fleet.workers if worker.role is failure.worker.role and worker.usable()]
-        return any(not worker.resting for worker in peers if worker is not failure.worker and worker not in failed)
+        peers = [worker for worker in self.fleet.workers if worker.can_replace(failure.worker, call.view.model)]
+        return any(not worker.resting for worker in peers if worker not in failed)
 
 
 class _Attempt:

@@ -6,6 +6,7 @@ offers an upgrade (`curl --http2` does). Requests are answered in `gateway/cycle
 """
 
 import asyncio
+import math
 import sys
 from collections import deque
 from secrets import token_hex
@@ -24,6 +25,9 @@ MAX_PIPELINED: Final = 16
 MAX_DISCARDED_BYTES: Final = 256 << 20
 """How much of a body is read and thrown away after its request was answered, so that the client gets to read the answer."""
 
+CROWDED: Final = "packrelay.crowded"
+"""The key of a scope that is there when the connection is one too many."""
+
 _BEGINS_HERE: Final = -1
 """Stands for the bytes of a head that began in the data at hand."""
 _OFFER: Final = frozenset({b"upgrade", b"connection", b"http2-settings"})
@@ -31,14 +35,21 @@ _OFFER: Final = frozenset({b"upgrade", b"connection", b"http2-settings"})
 
 
 class GatewayProtocol(HttpToolsProtocol):
-    """One client connection. `head_timeout` is in seconds, for one head to arrive."""
+    """One client connection. `head_timeout` is in seconds, for one head to arrive.
+
+    Connections above `max_connections` get one answer and are closed; the scope says so (`CROWDED`), and whoever answers refuses
+    what would take another descriptor. Those above `most_connections` are told so without being read.
+    """
 
     head_timeout: ClassVar[float] = 15.0
+    max_connections: ClassVar[int] = 1 << 30
+    most_connections: ClassVar[int] = 1 << 30
 
     def __init__(self, *arguments: Any, **named: Any) -> None:  # uvicorn's own signature, passed through
         super().__init__(*arguments, **named)
         self._head_bytes = 0
         self._begun = False  # A head that is not complete.
+        self._crowded = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
         self._idle_since = 0.0
@@ -53,6 +64,11 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in the base class
         super().connection_made(transport)
+        self._crowded = len(self.connections) > self.max_connections
+        if len(self.connections) > self.most_connections:
+            self._refusal = no_connections()
+            self.send_400_response("")
+            return
         self._head_timer = self.loop.call_later(self.head_timeout, self._head_too_slow)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -143,7 +159,10 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def _take_up(self, scope: Scope, *, keep_alive: bool) -> None:
         """Answer the request now, or after those before it."""
-        awaited = (b"expect", b"100-continue") in self.headers
+        if self._crowded:
+            scope[CROWDED] = True
+            keep_alive = False
+        awaited = any(name == b"expect" and value.lower() == b"100-continue" for name, value in self.headers)
         cycle = self._last = Cycle(self, scope, keep_alive=keep_alive, expects_continue=awaited)
         if self._running is None or self._running.response_complete:
             self._start(cycle)
@@ -234,6 +253,8 @@ class GatewayProtocol(HttpToolsProtocol):
             (b"x-request-id", token_hex(16).encode("ascii")),
             (b"connection", b"close"),
         ]
+        if error.retry_after is not None:
+            head.append((b"retry-after", b"%d" % math.ceil(error.retry_after)))
         lines = b"".join(b"%b: %b\r\n" % pair for pair in head)
         self.transport.write(b"%b%b\r\n%b" % (STATUS_LINE[error.status], lines, body))
         self.transport.close()
@@ -269,6 +290,12 @@ class GatewayProtocol(HttpToolsProtocol):
         ]
         self.parser = type(self.parser)(self)
         self.data_received(b"\r\n".join(head) + rest)
+
+
+def no_connections() -> ServingError:
+    """The 503 for a connection that is one too many."""
+    message = "The server has too many connections at the moment."
+    return ServingError(ErrorKind.UNAVAILABLE, message, code="no_connections", retry_after=1)
 
 
 def _head_too_large() -> ServingError:

@@ -6,6 +6,7 @@ import gc
 import resource
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,6 +14,7 @@ from typing import Final
 
 import structlog
 import uvicorn
+from msgspec import Struct
 from starlette.types import ASGIApp
 
 from gateway.config import GatewayConfig
@@ -20,6 +22,8 @@ from gateway.lifecycle import Lifecycle
 from gateway.protocol import GatewayProtocol
 
 BACKLOG: Final = 2048
+OWN_DESCRIPTORS: Final = 48
+"""File descriptors that are not connections for requests: the listener, the loop, logs, health checks."""
 GARBAGE_THRESHOLD: Final = 20_000
 """New containers, less those freed, until the collector looks at the youngest."""
 KEPT_BYTES: Final = 128 << 20
@@ -43,8 +47,9 @@ class ListenFailed(Exception):
 class Server(uvicorn.Server):
     """On SIGTERM or SIGINT: our shutdown (gateway/lifecycle.py), then uvicorn's; a second signal skips the wait for streams."""
 
-    def __init__(self, config: uvicorn.Config, lifecycle: Lifecycle) -> None:
+    def __init__(self, config: uvicorn.Config, lifecycle: Lifecycle, tls: ssl.SSLContext | None = None) -> None:
         super().__init__(config)
+        self._tls = tls
         self._lifecycle = lifecycle
 
     @contextmanager
@@ -71,10 +76,12 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the app, then take the connections that wait in the listener, and say where it is."""
+        self.config.ssl = self._tls
         await super().startup(sockets)
         for listener in sockets or []:
             host, port = listener.getsockname()[:2]
-            url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+            scheme = "https" if self.config.ssl else "http"
+            url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
             _log.info("gateway.listening", url=url, host=host, port=port)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -87,11 +94,12 @@ class Server(uvicorn.Server):
 
 def serve(app: ASGIApp, config: GatewayConfig, lifecycle: Lifecycle, listener: socket.socket | None = None) -> int:
     """Serve until a signal comes, on this socket if there is one. Answers the exit status. Raises ListenFailed."""
+    tls = tls_of(config)
     _raise_descriptor_limit()
     _settle_collector()
     _keep_freed_memory()
     listener = listener or listen(config.host, config.port)
-    server = Server(settings_of(app, config), lifecycle)
+    server = Server(settings_of(app, config), lifecycle, tls)
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         runner.run(server.serve(sockets=[listener]))
     return 0 if server.started else 1
@@ -113,9 +121,51 @@ def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
         raise ListenFailed(f"--host {host} --port {port}: cannot listen there: {error.strerror or error}.") from error
 
 
+class Room(Struct, frozen=True):
+    """How many client connections there may be: `served` ones, and as many more that are `refused` while there is time to say so."""
+
+    served: int
+    refused: int
+
+
+def room_in(descriptors: int) -> Room:
+    """What so many file descriptors have room for: a served connection may need two more, one for each leg's worker.
+
+    The listener's queue is as long as there may be refused connections: the event loop takes all that wait there at once, and what it
+    has no descriptor for could only be dropped without a word.
+    """
+    left = max(descriptors - OWN_DESCRIPTORS, 8)
+    refused = left // 5
+    return Room(served=(left - 2 * refused) // 3, refused=refused)
+
+
+def tls_of(config: GatewayConfig) -> ssl.SSLContext | None:
+    """What HTTPS is served with, None for plain HTTP. Raises ListenFailed for files that cannot be used."""
+    if config.tls_cert is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(config.tls_cert, config.tls_key)
+        if config.tls_ca is not None:
+            context.load_verify_locations(config.tls_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except OSError as error:  # An ssl.SSLError is one too.
+        files = ", ".join(str(path) for path in (config.tls_cert, config.tls_key, config.tls_ca) if path is not None)
+        raise ListenFailed(
+            f"--tls-cert, --tls-key, --tls-ca: {files} cannot be used: {error.strerror or error}."
+        ) from error
+    return context
+
+
 def settings_of(app: ASGIApp, config: GatewayConfig) -> uvicorn.Config:
     """The gateway's settings as uvicorn has them."""
-    protocol = type("ConfiguredProtocol", (GatewayProtocol,), {"head_timeout": config.head_timeout})
+    room = room_in(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    settings = {
+        "head_timeout": config.head_timeout,
+        "max_connections": room.served,
+        "most_connections": room.served + room.refused,
+    }
+    protocol = type("ConfiguredProtocol", (GatewayProtocol,), settings)
     return uvicorn.Config(
         app,
         loop="uvloop",
@@ -126,7 +176,7 @@ def settings_of(app: ASGIApp, config: GatewayConfig) -> uvicorn.Config:
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        backlog=BACKLOG,
+        backlog=min(room.refused, BACKLOG),
         timeout_keep_alive=config.keep_alive_timeout,
         timeout_graceful_shutdown=CONNECTIONS_TIMEOUT_SECONDS,
     )

@@ -79,6 +79,8 @@ class Supervisor:
             if process == 0:
                 os._exit(self._child(index))
             self._running[process] = (index, now)
+            if self._stopping:  # The signal came between the fork and the line above: nobody else will tell this one.
+                self._stop()
 
     def _child(self, index: int) -> int:
         """In the new process. A Ctrl-C at the terminal is the parent's to pass on, and there is no life after the parent's."""

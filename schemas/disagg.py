@@ -78,3 +78,11 @@ def handoff_signature(key: str, ctx_info_endpoint: str | list[str] | None, encod
     signed = {"ctx_info_endpoint": endpoint, "encoded_opaque_state": encoded_opaque_state}
     message = json.dumps(signed, sort_keys=True, separators=(",", ":")).encode("ascii")
     return "sha256=" + hmac.new(key.encode("utf-8"), message, hashlib.sha256).hexdigest()
+
+
+def worker_signature(key: str) -> str:
+    """The value of `x-packrelay-auth`: shows a worker that its caller holds the key, without telling it to who listens.
+
+    Who listens can repeat it: on a network that others share, let TLS keep it secret. Compare with `hmac.compare_digest`.
+    """
+    return "sha256=" + hmac.new(key.encode("utf-8"), b"x-packrelay-auth", hashlib.sha256).hexdigest()

@@ -4,7 +4,8 @@
     GET /health  GET /health_generate  GET /version  GET /server_info  GET /metrics  POST /kv_cache_events
     POST /_packrelay/abort  GET /_packrelay/handoff/{handle}  GET /_packrelay/iteration_stats
 
-Who may call is the network's matter; only prefill states, and requests that make this worker fetch one, are asked for a signature.
+Who may give it work: everybody who reaches it, or with `--require-key` holders of the internal key (worker/key_check.py). Where a
+key is set, prefill states and requests that make this worker fetch one are asked for a signature in any case.
 """
 
 from importlib.metadata import version
@@ -19,6 +20,7 @@ from schemas.openai.errors import ErrorKind, ServingError
 from worker import error_replies
 from worker.disconnect import ClientGone, while_connected
 from worker.handoff import AUTH_HEADER, STATE_HEADER, WAIT_HEADER, check_fetch
+from worker.key_check import KeyCheck
 from worker.metrics import CONTENT_TYPE, WorkerCollector, exposition
 from worker.msgpack_route import MsgpackRequest, MsgpackRoute
 from worker.operations import CHAT, COMPLETIONS, Front, Operations, milliseconds_of
@@ -31,6 +33,8 @@ def create_app(service: Service, front: Front) -> FastAPI:
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.router.route_class = MsgpackRoute
     app.state.max_body_bytes = front.max_body_bytes
+    if front.internal_key is not None and front.require_key:
+        app.add_middleware(KeyCheck, key=front.internal_key)
     operations = Operations(service, front)
     error_replies.install(app, service.counters)
     _add_generation(app, operations)

@@ -12,17 +12,23 @@ from schemas.pb.channel_pb2 import EVENTS, Frame
 
 MAX_WAITING_EVENTS: Final = 4096
 """Events that wait to be written; whoever has more waits, and the engine merges meanwhile."""
+MAX_WAITING_BYTES: Final = 8 << 20
+"""Payload bytes of frames that wait to be written; a reply waits while there are more."""
 MAX_BATCH_EVENTS: Final = 4096
 GATHER_SECONDS: Final = 0.001
 """Under load a message follows the one before no sooner than this; without load nothing ever waits."""
 BUSY_EVENTS: Final = 8
-"""A message of so many events means load."""
+BUSY_BYTES: Final = 1 << 16
+"""A message of so many events, or of so many bytes, means load."""
 
 Pair = tuple[int, Event]
 
 
 class Outbox:
-    """Events and frames of one rpc on their way out, read by one writer. Frames overtake nothing: they come before later events."""
+    """Events and replies of one rpc on their way out, read by one writer. Replies overtake nothing: they come before later events.
+
+    Bounded: events and replies wait for room. Signals (PING, GOAWAY) never do, and of each kind only the latest is kept.
+    """
 
     def __init__(self, max_message_bytes: int) -> None:
         self.messages = 0
@@ -30,6 +36,8 @@ class Outbox:
         self._max_message_bytes = max_message_bytes
         self._frames: list[Frame] = []
         self._events: list[Pair] = []
+        self._signals: dict[int, Frame] = {}
+        self._waiting_bytes = 0
         self._has_mail = asyncio.Event()
         self._has_room = asyncio.Event()
         self._has_room.set()
@@ -43,13 +51,20 @@ class Outbox:
         await self._has_room.wait()
         self._events += [(stream, event) for event in events]
         if len(self._events) >= MAX_WAITING_EVENTS:
+            self._flush()
             self._has_room.clear()
         self._posted()
 
-    def put_frame(self, frame: Frame) -> None:
-        """Send a frame, after the events that are waiting already."""
+    async def put_reply(self, reply: Frame) -> None:
+        """Send a reply, after the events that are waiting already; first waits until there is room."""
+        await self._has_room.wait()
         self._flush()
-        self._frames.append(frame)
+        self._append(reply)
+        self._posted()
+
+    def put_signal(self, signal: Frame) -> None:
+        """Send a PING or GOAWAY with the next message, in place of one of its kind that has not gone yet. Never waits."""
+        self._signals[signal.kind] = signal
         self._posted()
 
     async def write_all(self, write: Callable[[Frame], Awaitable[None]]) -> NoReturn:
@@ -57,7 +72,7 @@ class Outbox:
         while True:
             for frame in await self._next():
                 await write(frame)
-            if not (self._frames or self._events):
+            if not (self._frames or self._events or self._signals):
                 self._written.set()
 
     async def flushed(self) -> None:
@@ -71,9 +86,12 @@ class Outbox:
         await asyncio.sleep(0)
         if self._busy:
             await asyncio.sleep(max(self._sent_at + GATHER_SECONDS - monotonic(), 0.0))
-        self._busy = len(self._events) >= BUSY_EVENTS
+        self._busy = len(self._events) >= BUSY_EVENTS or self._waiting_bytes >= BUSY_BYTES
         self._flush()
-        frames, self._frames = self._frames, []
+        frames, self._frames = [*self._signals.values(), *self._frames], []
+        self._signals.clear()
+        self._waiting_bytes = 0
+        self._has_room.set()
         self._has_mail.clear()
         self._sent_at = monotonic()
         self.messages += len(frames)
@@ -86,9 +104,15 @@ class Outbox:
     def _flush(self) -> None:
         """Turn the waiting events into frames."""
         events, self._events = self._events, []
-        self._has_room.set()
         for start in range(0, len(events), MAX_BATCH_EVENTS):
-            self._frames += event_frames(events[start : start + MAX_BATCH_EVENTS], self._max_message_bytes)
+            for frame in event_frames(events[start : start + MAX_BATCH_EVENTS], self._max_message_bytes):
+                self._append(frame)
+
+    def _append(self, frame: Frame) -> None:
+        self._frames.append(frame)
+        self._waiting_bytes += len(frame.payload)
+        if self._waiting_bytes >= MAX_WAITING_BYTES:
+            self._has_room.clear()
 
 
 def event_frames(pairs: list[Pair], max_message_bytes: int) -> list[Frame]:

@@ -9,6 +9,8 @@ from schemas.pb.channel_pb2 import CANCEL, GOAWAY, OPEN, PING, Frame
 from worker.channel_answer import Answering
 from worker.channel_outbox import Outbox
 
+MAX_PING_BYTES: Final = 64
+"""As much of a PING's payload as is sent back."""
 CLEAN_UP_SECONDS: Final = 5.0
 """How long the requests of an rpc that has ended may take to abort."""
 
@@ -26,11 +28,6 @@ class ChannelRequests:
         self._requests: dict[int, asyncio.Task[None]] = {}
         self._last_number = 0
 
-    @property
-    def open_requests(self) -> int:
-        """Requests being answered."""
-        return len(self._requests)
-
     def take(self, frame: Frame) -> None:
         """Deal with one frame; kinds that are not known here are skipped. Never blocks. Raises ProtocolBroken."""
         if frame.kind == OPEN:
@@ -40,11 +37,11 @@ class ChannelRequests:
             if request is not None:
                 request.cancel()
         elif frame.kind == PING:
-            self.outbox.put_frame(frame)
+            self.outbox.put_signal(Frame(kind=PING, payload=frame.payload[:MAX_PING_BYTES]))
 
     def go_away(self) -> None:
         """Tell the peer that this worker will end."""
-        self.outbox.put_frame(Frame(kind=GOAWAY))
+        self.outbox.put_signal(Frame(kind=GOAWAY))
 
     async def idle(self) -> None:
         """Wait until every request that was opened is answered."""
@@ -80,4 +77,4 @@ class _Sink:
         await self._outbox.put_events(self._number, events)
 
     async def reply(self, reply: Frame) -> None:
-        self._outbox.put_frame(reply)
+        await self._outbox.put_reply(reply)

@@ -15,6 +15,7 @@ from worker.cluster import RegistrationRefused
 from worker.config import WorkerConfig
 from worker.engines.base import EngineError
 from worker.server import bind, run_worker
+from worker.tls import TlsRefused
 
 ENVIRONMENT_PREFIX = "PACKRELAY_"
 
@@ -58,7 +59,7 @@ def serve(config: WorkerConfig) -> int:
     with listener:
         try:
             uvloop.run(run_worker(config, listener))
-        except (EngineError, ChannelFailed, RegistrationRefused) as error:
+        except (EngineError, ChannelFailed, RegistrationRefused, TlsRefused) as error:
             return _refuse(str(error))
     return 0
 

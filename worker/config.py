@@ -29,11 +29,17 @@ def _is_usable(_type: object, config: "WorkerConfig") -> None:
         raise ValueError(
             "--grpc-tls-ca asks for clients' certificates, which needs --grpc-tls-cert and --grpc-tls-key."
         )
+    if (config.tls_cert is None) is not (config.tls_key is None):
+        raise ValueError("--tls-cert and --tls-key go together: give both, or neither.")
+    if config.tls_ca is not None and config.tls_cert is None:
+        raise ValueError("--tls-ca asks for clients' certificates, which needs --tls-cert and --tls-key.")
     for option in config.engine_option:
         if not option.partition("=")[1] or option.startswith("="):
             raise ValueError(f"--engine-option takes KEY=VALUE, not {option!r}.")
     if config.internal_key == "":
         raise ValueError("--internal-key must not be empty: leave it out, or give a secret.")
+    if config.require_key and config.internal_key is None:
+        raise ValueError("--require-key needs --internal-key.")
     _can_register(config)
     if config.advertise_url is not None and urlsplit(config.advertise_url).scheme not in {"http", "https"}:
         raise ValueError(f"--advertise-url takes an http or https URL, not {config.advertise_url!r}.")
@@ -46,6 +52,8 @@ def _can_register(config: "WorkerConfig") -> None:
         etcd_addresses(config.cluster_uri)
     except ValueError as error:
         raise ValueError(f"--cluster-uri: {error}") from error
+    if config.tls_cert is not None:
+        raise ValueError("--cluster-uri and --tls-cert do not go together: a registration is of plain HTTP.")
     if config.role == "both":
         raise ValueError("--cluster-uri needs --role context or --role generation: a registration has no other roles.")
     if config.heartbeat_interval >= config.inactive_timeout:
@@ -111,8 +119,23 @@ class WorkerConfig:
     internal_key: str | None = field(default=None, repr=False)
     """Secret shared by gateway and workers: it signs hand-offs. Left out: they are not signed. Best given as the variable."""
 
+    require_key: bool = False
+    """Take work only from who shows --internal-key, as our gateway does. Left out, so may stock orchestrators, which cannot show it."""
+
+    tls_cert: Path | None = None
+    """PEM file with the certificate to serve HTTPS with. Left out: HTTP in plain text."""
+
+    tls_key: Path | None = None
+    """PEM file with the key of --tls-cert."""
+
+    tls_ca: Path | None = None
+    """PEM file with the CA of the certificates that callers must show (mutual TLS), and that workers fetched from show."""
+
+    keep_alive_timeout: Annotated[float, Parameter(validator=Number(gt=0, lte=86400))] = 75.0
+    """Seconds an idle connection is kept. Longer than any client keeps one: who reuses it must be the one who gives it up."""
+
     advertise_url: str | None = None
-    """Where other workers reach this one. Left out: http, the host (this machine's name for a wildcard), and the port."""
+    """Where other workers reach this one. Left out: http or https, the host (this machine's name for a wildcard), the port."""
 
     cluster_uri: str | None = None
     """Where to register: etcd://HOST:PORT[,HOST:PORT]. Left out: the worker does not register. Needs the extra `etcd`."""
@@ -152,7 +175,8 @@ class WorkerConfig:
         if self.advertise_url is not None:
             return self.advertise_url.rstrip("/")
         host = socket.gethostname() if self.host in _WILDCARDS else self.host
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "http" if self.tls_cert is None else "https"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     def masked(self) -> dict[str, Any]:
         """Every field, for the log: the secret is only said to be there."""

@@ -122,10 +122,14 @@ class Fetched(Struct, frozen=True):
 class HandoffClient:
     """Fetches states from other workers. Every step has a deadline; nothing is tried twice, no redirect is followed.
 
-    `peers` are the hosts (or host:port) it may ask; empty means any. `limit_bytes` bounds a state.
+    `peers` are the hosts (or host:port) it may ask; empty means any. `limit_bytes` bounds a state. `tls` is for https addresses;
+    without it the system's certificates are trusted.
     """
 
-    def __init__(self, key: str | None, peers: frozenset[str], limit_bytes: int) -> None:
+    def __init__(
+        self, key: str | None, peers: frozenset[str], limit_bytes: int, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self._tls = tls
         self._key = key
         self._peers = peers
         self._limit = limit_bytes
@@ -180,7 +184,7 @@ class HandoffClient:
         return "\r\n".join([*lines, "", ""]).encode("ascii")
 
     async def _connected(self, host: str, port: int, secure: bool) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        context = ssl.create_default_context() if secure else None
+        context = (self._tls or ssl.create_default_context()) if secure else None
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 return await asyncio.open_connection(host, port, ssl=context, limit=_READ_BYTES)

@@ -52,11 +52,15 @@ _NUMBER: Final = re.compile(r"-?[0-9]{1,15}")
 
 
 class Front(Struct, frozen=True, kw_only=True):
-    """What callers find in front of the service: its role, its channel's port, the shared key, the largest body in bytes."""
+    """What callers find in front of the service: its role, its channel's port, the shared key, the largest body in bytes.
+
+    With `require_key` only holders of the shared key may give it work over HTTP (over the channel it is always so).
+    """
 
     role: str = "both"
     grpc_port: int | None = None
     internal_key: str | None = None
+    require_key: bool = False
     max_body_bytes: int
 
     @classmethod
@@ -66,6 +70,7 @@ class Front(Struct, frozen=True, kw_only=True):
             role=config.role,
             grpc_port=grpc_port,
             internal_key=config.internal_key,
+            require_key=config.require_key,
             max_body_bytes=config.max_body_bytes,
         )
 

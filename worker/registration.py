@@ -34,7 +34,7 @@ class EtcdFailed(Exception):
     """etcd answered something else than what was asked for. The message is for the log."""
 
 
-_FAILURES: Final = (aiohttp.ClientError, OSError, TimeoutError, ServingError, EtcdFailed)
+_FAILURES: Final = (aiohttp.ClientError, OSError, TimeoutError, ValueError, ServingError, EtcdFailed)
 """What asking etcd may raise: no connection, no answer in time, or none that can be read."""
 
 

@@ -7,6 +7,7 @@ can connect is served.
 import asyncio
 import signal
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
@@ -27,13 +28,12 @@ from worker.legs import Handoffs
 from worker.metrics import Counters
 from worker.operations import Front
 from worker.service import Service
+from worker.tls import fetching_context, serving_context
 
 if TYPE_CHECKING:  # they import grpc and aiohttp, which not every worker has
     from worker.channel import ChannelServer
     from worker.registration import Registrar
 
-KEEP_ALIVE_SECONDS: Final = 75
-"""Longer than any client keeps an idle connection: the one who reuses it must be the one who gives it up."""
 CONNECTIONS_SECONDS: Final = 2
 """How long connections may take to close once nothing is served any more."""
 ENGINE_SECONDS: Final = 10.0
@@ -70,8 +70,9 @@ class Server(uvicorn.Server):
         self,
         app: FastAPI,
         service: Service,
-        grace: float,
+        config: WorkerConfig,
         life: Life,
+        tls: ssl.SSLContext | None = None,
         channel: "ChannelServer | None" = None,
         registrar: "Registrar | None" = None,
     ) -> None:
@@ -85,12 +86,14 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                # Named as an int, and used as what it is: the delay of a timer.
+                timeout_keep_alive=config.keep_alive_timeout,  # type: ignore[arg-type]
                 timeout_graceful_shutdown=CONNECTIONS_SECONDS,
             )
         )
         self._service = service
-        self._grace = grace
+        self._grace = config.grace
+        self._tls = tls
         self._life = life
         self._channel = channel
         self._registrar = registrar
@@ -110,6 +113,7 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say so: `worker.listening` names the real port."""
+        self.config.ssl = self._tls
         await super().startup(sockets)
         self._life.listening.set()
         if self._registrar is not None:
@@ -163,8 +167,9 @@ async def run_worker(config: WorkerConfig, listener: socket.socket) -> None:
 async def serve_engine(engine: Engine, config: WorkerConfig, listener: socket.socket, life: Life) -> None:
     """Start an engine, serve it until its life is to end, close it.
 
-    Raises EngineError, ChannelFailed or RegistrationRefused when that cannot be.
+    Raises EngineError, ChannelFailed, RegistrationRefused or TlsRefused when that cannot be.
     """
+    tls = serving_context(config)
     registrar = registrar_of(config, listener.getsockname()[1])
     channel = bind_channel(config)
     try:
@@ -174,7 +179,7 @@ async def serve_engine(engine: Engine, config: WorkerConfig, listener: socket.so
             front = Front.of(config, channel.port if channel else None)
             if channel is not None:
                 await start_channel(channel, service, front)
-            server = Server(create_app(service, front), service, config.grace, life, channel, registrar)
+            server = Server(create_app(service, front), service, config, life, tls, channel, registrar)
             await server.serve(sockets=[listener])
     finally:
         if channel is not None:
@@ -207,7 +212,7 @@ def _service(config: WorkerConfig, engine: Engine, facts: EngineFacts, listener:
     handoffs = Handoffs(
         facts,
         HandoffStore(config.handoff_bytes, config.handoff_seconds, dropped),
-        HandoffClient(config.internal_key, frozenset(config.peer), config.handoff_bytes),
+        HandoffClient(config.internal_key, frozenset(config.peer), config.handoff_bytes, fetching_context(config)),
         config.base_url(listener.getsockname()[1]),
         counters,
     )

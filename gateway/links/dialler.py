@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from gateway.links.base import ConnectFailed
 from gateway.links.exchange import Exchange, Heartbeat, Wire
+from gateway.links.read_window import ReadWindow
 
 
 class Pauses(Struct, frozen=True, kw_only=True):
@@ -32,7 +33,7 @@ class Dialler:
         name: str,
         *,
         heartbeat: Heartbeat,
-        window: float,
+        window: ReadWindow,
         pauses: Pauses,
     ) -> None:
         self.current: Exchange | None = None

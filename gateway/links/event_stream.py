@@ -7,6 +7,7 @@ from typing import Final, Protocol, Self
 
 from gateway.links.base import BadReply, Deadlines, LinkError, Reply, WorkerLost, WorkerSilent
 from gateway.links.event_buffer import EventBuffer
+from gateway.links.read_window import ReadWindow
 from schemas.events import Delta, Event, Started
 
 NEVER: Final = float("-inf")
@@ -19,10 +20,6 @@ class Owner(Protocol):
         """The stream is not wanted any more. Unknown numbers are fine."""
         ...
 
-    def wake_soon(self, stream: "EventStream") -> None:
-        """Wake the stream's reader once the window is over."""
-        ...
-
 
 class EventStream:
     """One request's answer, read by one task. Close it, whatever happens: before the end that is what cancels the request.
@@ -31,7 +28,7 @@ class EventStream:
     """
 
     def __init__(
-        self, owner: Owner, number: int, name: str, deadlines: Deadlines, give_up: float, window: float
+        self, owner: Owner, number: int, name: str, deadlines: Deadlines, give_up: float, window: ReadWindow
     ) -> None:
         self.number = number
         self.reply: Reply | None = None
@@ -49,6 +46,7 @@ class EventStream:
         self._closed = False
         self._waiter: asyncio.Future[None] | None = None
         self._read_at = NEVER
+        self._late = False
         self._begun = False
         self._due = min(self._loop.time() + deadlines.first_byte, give_up)
         self._timer: asyncio.TimerHandle | None = self._loop.call_at(self._due, self._tick)
@@ -124,20 +122,17 @@ class EventStream:
             self._stop_timer()
 
     def wake(self, now: float) -> None:
-        """Events were put. A reader that was served less than a window ago waits for its end; the first and the last never wait."""
+        """Events were put. The reader of a fast stream is woken at the end of a window; the first event and the last never wait."""
         if self._begun:
             self._due = min(now + self._deadlines.idle, self._give_up)
             if self._due < self._timer_at and not self.ended:
                 self._arm()
         if self._waiter is not None:
-            if self.ended or now - self._read_at >= self._window:
+            if self.ended or not self._window.is_fast(self._read_at, now):
                 self._wake_now()
-            else:
-                self._owner.wake_soon(self)
-
-    def wake_late(self) -> None:
-        """The window is over."""
-        self._wake_now()
+            elif not self._late:
+                self._late = True
+                self._window.at_end(self._window_over)
 
     def answer(self, reply: Reply) -> None:
         """Take the whole reply."""
@@ -152,6 +147,10 @@ class EventStream:
             return
         self._failure = failure
         self._stop_timer()
+        self._wake_now()
+
+    def _window_over(self) -> None:
+        self._late = False
         self._wake_now()
 
     def _wake_now(self) -> None:

@@ -5,23 +5,16 @@ Knows frames but no gRPC: a `Wire` is what the edge module (`gateway/links/grpc.
 
 import asyncio
 from collections.abc import Mapping
-from typing import Final, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 import structlog
 from msgspec import Struct
 
 from gateway.links.base import BadReply, Deadlines, LinkError, Reply, WorkerLost, WorkerSilent
 from gateway.links.event_stream import EventStream
+from gateway.links.read_window import ReadWindow
 from schemas.codec import DecodeFailure, read_events
 from schemas.pb.channel_pb2 import CANCEL, EVENTS, GOAWAY, OPEN, PING, REPLY, Frame
-
-WINDOW_SECONDS: Final = 0.001
-"""A stream's reader is woken at most once in this time, so that it handles several events of a fast stream at once. A gateway has
-`--event-window-ms` for it.
-
-A stream whose events are further apart than this, as those of large models are, is never held back; nor are the first event and
-the last of any stream.
-"""
 
 _log = structlog.get_logger(__name__)
 
@@ -55,7 +48,7 @@ class Wire(Protocol):
 class Exchange:
     """The requests of one rpc. `run` serves them until it ends; then every stream that is not complete fails."""
 
-    def __init__(self, wire: Wire, name: str, heartbeat: Heartbeat, window: float = WINDOW_SECONDS) -> None:
+    def __init__(self, wire: Wire, name: str, heartbeat: Heartbeat, window: ReadWindow) -> None:
         self.draining = False
         """Whether the worker has said that it will end: nothing new is sent to it."""
         self.ended = False
@@ -73,7 +66,6 @@ class Exchange:
         self._outbox: list[Frame] = []
         self._has_mail = asyncio.Event()
         self._heard = asyncio.Event()
-        self._late: set[EventStream] = set()
 
     @property
     def open_streams(self) -> int:
@@ -104,12 +96,6 @@ class Exchange:
         else:
             self._post(Frame(stream=number, kind=CANCEL))
 
-    def wake_soon(self, stream: EventStream) -> None:
-        """Wake the stream's reader with all others that wait for the end of a window."""
-        if not self._late:
-            self._loop.call_later(self._window, self._wake_late)
-        self._late.add(stream)
-
     async def run(self) -> None:
         """Serve until the rpc ends, or the worker is silent for too long, or this is cancelled. Never raises a LinkError."""
         failure: LinkError = WorkerLost(f"The channel to {self._name} was closed.")
@@ -138,11 +124,6 @@ class Exchange:
     def _post(self, frame: Frame) -> None:
         self._outbox.append(frame)
         self._has_mail.set()
-
-    def _wake_late(self) -> None:
-        late, self._late = self._late, set()
-        for stream in late:
-            stream.wake_late()
 
     # --- the three tasks; each ends only by raising ---
 

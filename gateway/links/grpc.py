@@ -35,8 +35,9 @@ from gateway.links.channel_reply import RecordStream, WholeReplyStream, as_json,
 from gateway.links.dialler import Dialler, Pauses
 from gateway.links.errors import lift_error
 from gateway.links.event_stream import EventStream
-from gateway.links.exchange import WINDOW_SECONDS, Exchange, Heartbeat
+from gateway.links.exchange import Exchange, Heartbeat
 from gateway.links.grpc_address import Address
+from gateway.links.read_window import ReadWindow
 from schemas.codec import (
     DEADLINE_HEADER,
     MAX_BODY_BYTES,
@@ -162,8 +163,8 @@ class GrpcLink:
     """One worker, at `grpc://host:port`, or at `http://host:port` whose `/server_info` says the channel's port.
 
     Nothing is opened before the first request. `key` is the secret shared with the workers; `tls` None means plain text. A frame
-    above `max_frame_bytes` is answered 413 here; so is everything 503 once the worker has said that it will end. `window` is how
-    long the reader of a stream, once served, is left to let events gather (seconds; 0: never). Raises ValueError for a URL.
+    above `max_frame_bytes` is answered 413 here; so is everything 503 once the worker has said that it will end. `window`
+    is how the events of fast streams are gathered, as over HTTP. Raises ValueError for a URL.
     """
 
     def __init__(
@@ -175,7 +176,7 @@ class GrpcLink:
         max_frame_bytes: int = MAX_BODY_BYTES,
         max_reply_bytes: int = MAX_REPLY_BYTES,
         heartbeat: Heartbeat = _HEARTBEAT,
-        window: float = WINDOW_SECONDS,
+        window: ReadWindow | None = None,
         pauses: Pauses = _PAUSES,
     ) -> None:
         self.url = url
@@ -185,7 +186,9 @@ class GrpcLink:
         self._max_frame_bytes = max_frame_bytes
         self._max_reply_bytes = max_reply_bytes
         self._own_headers = {} if key is None else {"authorization": f"Bearer {key}"}
-        self._dialler = Dialler(self._dial, self._name, heartbeat=heartbeat, window=window, pauses=pauses)
+        self._dialler = Dialler(
+            self._dial, self._name, heartbeat=heartbeat, window=window or ReadWindow(), pauses=pauses
+        )
 
     @property
     def exchange(self) -> Exchange | None:

@@ -16,7 +16,8 @@ from gateway.links.connection import Connection, Goal, StaleConnection
 from gateway.links.pool import Pool
 from gateway.links.read_window import ReadWindow
 from gateway.links.sse import SseReader
-from schemas.codec import FRAME_TYPE, MAX_REPLY_BYTES, MSGPACK_HEADER, MSGPACK_HEADER_VALUE
+from schemas.codec import FRAME_TYPE, MAX_REPLY_BYTES, MSGPACK_HEADER, MSGPACK_HEADER_VALUE, WORKER_AUTH_HEADER
+from schemas.disagg import worker_signature
 
 DEFAULT_MAX_IDLE_SECONDS: Final = 4.0
 """Stock workers close a connection that was idle for 5 s."""
@@ -97,6 +98,7 @@ class HttpLink:
 
     `max_reply_bytes` bounds a reply that is read whole. `max_idle_seconds` must be less than the worker's own keep-alive time.
     `ssl_context` is for `https`; by default the system's certificates are trusted.
+    `key` is the secret shared with the workers: they are shown that the gateway holds it.
     Fast streams are read as `window` says. Raises ValueError for a URL it cannot use.
     """
 
@@ -108,6 +110,7 @@ class HttpLink:
         max_idle_seconds: float = DEFAULT_MAX_IDLE_SECONDS,
         ssl_context: ssl.SSLContext | None = None,
         window: ReadWindow | None = None,
+        key: str | None = None,
     ) -> None:
         self.url = url
         scheme, host, port, prefix = _parse(url)
@@ -119,7 +122,8 @@ class HttpLink:
         )
         common = f" HTTP/1.1\r\nHost: {_host_header(scheme, host, port)}\r\nAccept-Encoding: identity\r\n"
         self._get_tail = f"{common}\r\n".encode("ascii")
-        self._post_tail = f"{common}Content-Type: {FRAME_TYPE}\r\n{MSGPACK_HEADER}: {MSGPACK_HEADER_VALUE}\r\n"
+        shown = f"{WORKER_AUTH_HEADER}: {worker_signature(key)}\r\n" if key is not None else ""
+        self._post_tail = f"{common}Content-Type: {FRAME_TYPE}\r\n{MSGPACK_HEADER}: {MSGPACK_HEADER_VALUE}\r\n{shown}"
 
     @property
     def open_connections(self) -> int:

@@ -34,11 +34,11 @@ def check_together(request: GenerationOptions) -> None:
 def explicit_limit(request: GenerationOptions) -> int | None:
     """The most tokens that may be generated as far as the client says, None if it does not.
 
-    Chat's `max_completion_tokens` wins over `max_tokens`, its older name; completions have a default.
+    Chat's `max_completion_tokens` wins over `max_tokens`, its older name; completions have a default, which `min_tokens` may raise.
     """
     older = request.max_tokens if isinstance(request.max_tokens, int) else None
     if not isinstance(request, ChatOptions):
-        return COMPLETION_MAX_TOKENS if older is None else older
+        return max(COMPLETION_MAX_TOKENS, request.min_tokens or 0) if older is None else older
     newer = request.max_completion_tokens
     return newer if isinstance(newer, int) else older
 

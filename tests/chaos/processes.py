@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 READY_SECONDS = 30.0
@@ -33,15 +33,42 @@ class Process:
         self._log = log
         self._child: subprocess.Popen[bytes] | None = None
 
+    def limit_descriptors(self, count: int) -> None:
+        """For its next life: it may have so many file descriptors, and no more."""
+        self._command = ["bash", "-c", f'ulimit -n {count} && exec "$@"', "bash", *self._command]
+
+    @property
+    def resident_bytes(self) -> int:
+        """The memory it takes up now."""
+        return int(self._proc("statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    @property
+    def descriptors(self) -> int:
+        """How many file descriptors it has open."""
+        return len(list(self._proc("fd").iterdir()))
+
+    def _proc(self, name: str) -> Path:
+        assert self._child is not None
+        return Path("/proc") / str(self._child.pid) / name
+
+    def add_flags(self, *flags: str) -> None:
+        """For its next life: what depends on its port."""
+        self._command += flags
+
     async def start(self) -> None:
         """Start it, and wait until it answers its health check."""
-        self._spawn()
+        self.spawn()
+        await self.until_healthy()
+
+    async def until_healthy(self) -> None:
+        """Wait until it answers its health check."""
         async with asyncio.timeout(READY_SECONDS):
             while not await asyncio.to_thread(self._healthy):
                 assert self.is_running(), self._log.read_text()
                 await asyncio.sleep(0.02)  # Another process is ready when it says so, and it says so only when asked.
 
-    def _spawn(self) -> None:
+    def spawn(self) -> None:
+        """Start it, ready or not."""
         with self._log.open("ab") as log:
             self._child = subprocess.Popen(self._command, stdout=log, stderr=log)
 
@@ -89,9 +116,11 @@ class Process:
 class Fleet:
     """One context worker, one generation worker, one gateway, which speaks to them over the given link."""
 
-    def __init__(self, log: Path, *gateway_flags: str, link: str = "http", grace: str = "5") -> None:
-        self.context = _worker(log, "context", link)
-        self.generation = _worker(log, "generation", link)
+    def __init__(
+        self, log: Path, *gateway_flags: str, link: str = "http", grace: str = "5", worker_flags: Sequence[str] = ()
+    ) -> None:
+        self.context = worker_process(log, "context", link, worker_flags)
+        self.generation = worker_process(log, "generation", link, worker_flags)
         legs = ("--context-worker", self.context.url, "--generation-worker", self.generation.url, "--link", link)
         self.gateway = Process("gateway", log, *legs, "--internal-key", "chaos", "--grace", grace, *gateway_flags)
 
@@ -101,16 +130,26 @@ class Fleet:
         return [self.context, self.generation, self.gateway]
 
 
-def _worker(log: Path, role: str, link: str) -> Process:
+def worker_process(log: Path, role: str, link: str, more: Sequence[str] = ()) -> Process:
+    """A worker with the scripted engine, to be reached over the link."""
     channel = ("--grpc-port", str(free_port())) if link == "grpc" else ()
     flags = ("--engine", "scripted", "--internal-key", "chaos", "--grace", "5", "--role", role)
-    return Process("worker", log, *flags, *channel)
+    return Process("worker", log, *flags, *channel, *more)
 
 
 @contextlib.asynccontextmanager
-async def running(log: Path, *gateway_flags: str, link: str = "http", grace: str = "5") -> AsyncIterator[Fleet]:
+async def running(
+    log: Path,
+    *gateway_flags: str,
+    link: str = "http",
+    grace: str = "5",
+    worker_flags: Sequence[str] = (),
+    gateway_descriptors: int | None = None,
+) -> AsyncIterator[Fleet]:
     """A fleet that runs, and is gone when the block is left."""
-    fleet = Fleet(log, *gateway_flags, link=link, grace=grace)
+    fleet = Fleet(log, *gateway_flags, link=link, grace=grace, worker_flags=worker_flags)
+    if gateway_descriptors is not None:
+        fleet.gateway.limit_descriptors(gateway_descriptors)
     try:
         await asyncio.gather(fleet.context.start(), fleet.generation.start())
         await fleet.gateway.start()

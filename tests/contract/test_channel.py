@@ -1,6 +1,8 @@
 """The worker's channel on a real socket: the same answers as over HTTP, and what only a channel has."""
 
 import asyncio
+import contextlib
+import random
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,7 +18,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from gateway.frames import Frames
-from gateway.links.base import ConnectFailed, WorkerLost
+from gateway.links.base import BadReply, ConnectFailed, WorkerLost
 from gateway.links.grpc import GrpcLink, Tls, channel_options
 from gateway.links.http import HttpLink
 from schemas.codec import encode_frame, read_chat_view, read_completion_view, read_events
@@ -269,6 +271,52 @@ class TestLimits:
         assert b"reply_too_large" in seen
         assert b"[DONE]" not in seen
 
+    async def test_a_message_above_the_workers_limit_ends_that_client_only(self, engine: ControlledEngine) -> None:
+        """A client that knows no limit is refused by gRPC; the gateway's channel is another connection."""
+        async with channel_worker(engine, max_body_bytes=1000) as worker, GrpcLink(worker.url) as link:
+            going = asyncio.create_task(open_stream(link))
+            sequence = await engine.asked()
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{worker.port}") as opened:
+                call = ChannelStub(opened).Exchange()
+                await call.write(opening(b"x" * 200_000))
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await call.read()
+            sequence.say("fine", "stop")
+
+            assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert b"fine" in await read_to_end(await going)
+
+    async def test_a_message_above_the_gateways_limit_ends_the_channel(self, engine: ControlledEngine) -> None:
+        """A gateway with a smaller limit than its worker fails what was open, and opens a channel anew."""
+        big = ControlledEngine(context_length=200_000)
+        async with channel_worker(big) as worker, GrpcLink(worker.url, max_reply_bytes=1000) as link:
+            call = asyncio.create_task(link.call(CHAT, chat_frame(max_tokens=150_000), {}, PATIENT))
+            (await big.asked()).say("x" * 100_000, "stop")
+            with pytest.raises(BadReply):
+                await call
+
+            assert (await link.get("/health", PATIENT)).status == 200
+            assert link.dials == 2
+
+
+class TestManyCancels:
+    async def test_thousand_leave_nothing_behind(self, worker: ChannelWorker, link: GrpcLink) -> None:
+        """Requests that are cancelled at any moment, queued or sent, free everything at both ends of the one channel."""
+        dice = random.Random(11)
+        at_once = asyncio.Semaphore(50)
+
+        async def one() -> None:
+            async with at_once:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(dice.uniform(0, 0.01)):
+                        (await open_stream(link)).close()
+
+        await asyncio.gather(*(one() for _ in range(1000)))
+        await until(lambda: worker.service.in_flight == 0)
+
+        assert link.exchange is not None
+        assert (link.exchange.open_streams, link.dials) == (0, 1)
+
 
 class TestDraining:
     async def test_a_worker_that_drains_says_so(
@@ -473,15 +521,18 @@ WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
     "failing": (CHAT, {"messages": [{"role": "user", "content": "[[fault:raise_after=3]] hi"}]}),
 }
 FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-CALLED = {"tool_choice": {"type": "function", "function": {"name": "f"}}}
+CALL = '{"name": "f", "arguments": {"a": 1}}'
+FORCED = {"tool_choice": {"type": "function", "function": {"name": "f"}}}
+TOOLS: dict[str, tuple[dict[str, Any], str]] = {
+    "on offer": ({"tools": [FUNCTION]}, f"<tool_call>\n{CALL}\n</tool_call>"),
+    "called": ({"tools": [FUNCTION], **FORCED}, CALL),
+}
 STREAMED: dict[str, tuple[str, dict[str, Any], int]] = {
     "chat": (CHAT, {"messages": HI}, 1),
     "chat, with logprobs and usage": (CHAT, {"messages": HI, **LOGPROBS, **USAGE}, 1),
     "chat, usage at the end": (CHAT, {"messages": HI, "stream_options": {"include_usage": True}}, 1),
     "chat, several": (CHAT, {"messages": HI, "n": 3, **LOGPROBS}, 3),
     "chat, stopped by a string": (CHAT, {"messages": HI, "stop": ["!"]}, 1),
-    "chat, tools on offer": (CHAT, {"messages": HI, "tools": [FUNCTION]}, 1),
-    "chat, a tool called": (CHAT, {"messages": HI, "tools": [FUNCTION], **CALLED}, 1),
     "completion": (COMPLETIONS, {"prompt": "Once", "logprobs": 1, "stream_options": {"include_usage": True}}, 1),
     "completion, echoed": (COMPLETIONS, {"prompt": "Once", "logprobs": 1, "echo": True}, 1),
     "completion of ids": (COMPLETIONS, {"prompt": [79, 110, 99, 101], **USAGE}, 1),
@@ -525,6 +576,14 @@ async def in_steps(link: Link, engine: ControlledEngine, operation: str, frame: 
     return seen
 
 
+async def at_once(link: Link, engine: ControlledEngine, frame: bytes, text: str) -> bytes:
+    """A whole chat stream whose text is all there at the beginning."""
+    opening_it = asyncio.create_task(link.stream(CHAT, frame, SAME, PATIENT))
+    (await engine.asked(len(engine.sequences))).say(text, "stop")
+    stream = await opening_it
+    return await read_to_end(stream)
+
+
 class TestSameAnswers:
     """One worker, both links: what a client sees does not depend on the link."""
 
@@ -549,4 +608,16 @@ class TestSameAnswers:
             http, grpc_ = [await in_steps(link, engine, operation, frame, choices) for link in links]
 
         assert _OWN.sub(b"", grpc_) == _OWN.sub(b"", http)
+        assert http.endswith(b"data: [DONE]\n\n")
+
+    @pytest.mark.parametrize(("fields", "said"), TOOLS.values(), ids=TOOLS)
+    async def test_of_streams_with_tools(self, fields: dict[str, Any], said: str) -> None:
+        """A call that the model makes of its own accord, and a forced one: its pieces are told in the same bytes."""
+        engine = ControlledEngine(context_length=4096)
+        frame = encode_frame({"model": "fake", "stream": True, "messages": HI} | fields)
+        async with both_links(engine) as links:
+            http, grpc_ = [await at_once(link, engine, frame, said) for link in links]
+
+        assert _OWN.sub(b"", grpc_) == _OWN.sub(b"", http)
+        assert b'"tool_calls":[' in http
         assert http.endswith(b"data: [DONE]\n\n")

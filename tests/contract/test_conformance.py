@@ -1,10 +1,13 @@
 """Every vendored case, on every kind of fleet: what real clients and the public specification expect of such a server."""
 
+import asyncio
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import pytest
 
+from tests.chaos.processes import Process
 from tests.contract.conformance.case import Case, Filling, cases
 from tests.contract.conformance.checks import exchange_of, run
 from tests.contract.conformance.wire import Client
@@ -14,11 +17,13 @@ from tests.e2e.local_fleet import local_fleet, one_worker, two_legs
 KEY = "a-key-of-the-conformance-cases"
 
 FLEETS = [
-    pytest.param(two_legs("scripted"), id="two-legs-http"),
-    pytest.param(one_worker("scripted"), id="one-worker-http"),
-    pytest.param(two_legs("scripted", "--link", "grpc"), id="two-legs-grpc"),
-    pytest.param(one_worker("scripted", "--link", "grpc"), id="one-worker-grpc"),
-    pytest.param(two_legs("llama_cpp"), id="model-two-legs-http", marks=(*MODEL_MARKS, pytest.mark.slow)),
+    pytest.param(("scripted", two_legs("scripted")), id="two-legs-http"),
+    pytest.param(("scripted", one_worker("scripted")), id="one-worker-http"),
+    pytest.param(("scripted", two_legs("scripted", "--link", "grpc")), id="two-legs-grpc"),
+    pytest.param(("scripted", one_worker("scripted", "--link", "grpc")), id="one-worker-grpc"),
+    pytest.param(
+        ("llama_cpp", two_legs("llama_cpp")), id="model-two-legs-http", marks=(*MODEL_MARKS, pytest.mark.slow)
+    ),
 ]
 
 FAULTS = {name for name, case in cases().items() if any("fault injection" in need for need in case.needs)}
@@ -50,16 +55,28 @@ class Target(NamedTuple):
 
 @pytest.fixture(scope="module", params=FLEETS)
 def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    """A fleet of real processes that asks for a key."""
+    """A fleet of real processes that asks for a key; and a worker beside it that asks for none."""
+    engine, flags = request.param
+    worker = Process("worker", tmp_path_factory.mktemp("worker") / "log", "--engine", engine)
     keys = tmp_path_factory.mktemp("keys") / "keys"
     keys.write_text(f"{KEY}\n")
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("PACKRELAY_API_KEY_FILE", str(keys))
         environment.setenv("PACKRELAY_ACCESS_LOG", "false")
-        with local_fleet(*request.param) as fleet:
+        with local_fleet(*flags) as fleet, started(worker):
             asking = Client(fleet.url, Filling(model="", key=KEY)).send({"method": "GET", "path": "/v1/models"})
             filling = Filling(model=asking.json()["data"][0]["id"], key=KEY)
-            yield Target(Client(fleet.url, filling), Client(list(fleet.workers.values())[-1], filling))
+            yield Target(Client(fleet.url, filling), Client(worker.url, filling))
+
+
+@contextmanager
+def started(process: Process) -> Iterator[None]:
+    """A process that runs, and is gone when the block is left."""
+    try:
+        asyncio.run(process.start())
+        yield
+    finally:
+        process.end()
 
 
 @pytest.mark.parametrize("name", [name for name in cases() if name not in FAULTS])

@@ -84,6 +84,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "log probabilities, sampled": chat(logprobs=True, top_logprobs=1, temperature=1, seed=6),
     "tool call at once": chat("Weather in Paris?", tools=WEATHER, tool_choice="required", max_tokens=64),
     "tool on offer": chat("Weather in Paris?", tools=WEATHER, max_tokens=24),
+    "tool on offer, json schema": chat("Weather?", tools=WEATHER, response_format=AS_SCHEMA, max_tokens=48),
     "tool named": chat(
         "Weather?",
         tools=WEATHER,
@@ -96,6 +97,9 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "completion, multi-byte": text("海は青く、", max_tokens=16),
     "completion, stop": text(stop=["\n", ","]),
     "completion, log probabilities": text(logprobs=2),
+    "echo": text(echo=True),
+    "echo, log probabilities": text(echo=True, logprobs=2),
+    "echo alone, log probabilities": text(echo=True, logprobs=1, max_tokens=0),
 }
 
 

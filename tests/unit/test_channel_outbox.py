@@ -8,8 +8,8 @@ import pytest
 from schemas.codec import read_events
 from schemas.events import Delta, Event, Failed
 from schemas.openai.errors import ErrorKind
-from schemas.pb.channel_pb2 import EVENTS, PING, Frame
-from worker.channel_outbox import MAX_WAITING_EVENTS, Outbox, event_frames
+from schemas.pb.channel_pb2 import EVENTS, PING, REPLY, Frame
+from worker.channel_outbox import MAX_WAITING_BYTES, MAX_WAITING_EVENTS, Outbox, event_frames
 
 
 class Writing:
@@ -63,11 +63,11 @@ async def test_what_several_say_in_one_turn_is_one_message(outbox: Outbox, writi
 async def test_a_frame_comes_after_the_events_before_it(outbox: Outbox, writing: Writing) -> None:
     """The order of what was put is the order of what is written."""
     await outbox.put_events(1, [Delta(text="a")])
-    outbox.put_frame(Frame(kind=PING))
+    await outbox.put_reply(Frame(kind=REPLY))
     await outbox.put_events(1, [Delta(text="b")])
     await outbox.flushed()
 
-    assert [frame.kind for frame in writing.frames] == [EVENTS, PING, EVENTS]
+    assert [frame.kind for frame in writing.frames] == [EVENTS, REPLY, EVENTS]
 
 
 async def test_who_says_too_much_waits(outbox: Outbox, writing: Writing) -> None:
@@ -83,6 +83,37 @@ async def test_who_says_too_much_waits(outbox: Outbox, writing: Writing) -> None
     await ahead
     await outbox.flushed()
     assert len(events_of(writing.frames)) == MAX_WAITING_EVENTS + 1
+
+
+async def test_replies_wait_for_room(outbox: Outbox, writing: Writing) -> None:
+    """A peer that does not read is owed so many bytes and no more: whoever has another reply waits."""
+    writing.open.clear()
+    for _ in range(2):  # One that the writer holds, and one that fills the room.
+        await outbox.put_reply(Frame(kind=REPLY, payload=bytes(MAX_WAITING_BYTES)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    ahead = asyncio.create_task(outbox.put_reply(Frame(kind=REPLY)))
+    done, _ = await asyncio.wait({ahead}, timeout=0)
+    assert done == set()
+
+    writing.open.set()
+    await ahead
+    await outbox.flushed()
+    assert len(writing.frames) == 3
+
+
+async def test_pings_of_a_peer_that_does_not_read_do_not_pile_up(outbox: Outbox, writing: Writing) -> None:
+    """Of a thousand signals that could not go, the latest goes."""
+    writing.open.clear()
+    await outbox.put_reply(Frame(kind=REPLY))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    for number in range(1000):
+        outbox.put_signal(Frame(kind=PING, payload=str(number).encode()))
+    writing.open.set()
+    await outbox.flushed()
+
+    assert [frame.payload for frame in writing.frames if frame.kind == PING] == [b"999"]
 
 
 async def test_under_load_messages_are_spaced(outbox: Outbox, writing: Writing) -> None:

@@ -10,10 +10,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway.exchange import Exchange
+from gateway.api.generation import took_too_long
+from gateway.exchange import Exchange, TimeLimit
 from gateway.lifecycle import shutting_down
 from gateway.relay import Reply
 from gateway.server import ListenFailed, listen
+from schemas.openai.errors import ServingError
 from tests.unit.gateway_fakes import CHAT, EVENT, FakeStream, Rig, chat, error_reply, rig, turns
 from tests.unit.gateway_sockets import connected, listening, post
 
@@ -170,6 +172,26 @@ async def ended_by(*causes: Exception) -> None:
     with exchange() as ended:
         for cause in causes:
             asyncio.get_running_loop().call_soon(ended.end, cause)
+        await asyncio.Event().wait()
+
+
+class TestTimeLimits:
+    async def test_an_exchange_ends_when_its_time_is_over(self) -> None:
+        """What waits under a limit is ended with the limit's cause."""
+        with pytest.raises(ServingError, match="too long"):
+            await waiting_under(TimeLimit(0.01, took_too_long))
+
+    async def test_another_limit_takes_the_place_of_the_first(self) -> None:
+        """Of two limits only the later one counts."""
+        with pytest.raises(ServingError, match="too long"):
+            await waiting_under(TimeLimit(0.01, RuntimeError), TimeLimit(0.02, took_too_long))
+
+
+async def waiting_under(*limits: TimeLimit) -> None:
+    """An exchange that does nothing, under one limit after the other."""
+    with exchange() as limited:
+        for limit in limits:
+            limited.limit(limit)
         await asyncio.Event().wait()
 
 

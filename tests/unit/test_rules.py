@@ -97,6 +97,13 @@ def test_completions_may_ask_for_no_tokens() -> None:
     assert explicit_limit(completion()[1]) == 16
 
 
+def test_least_number_of_tokens_raises_the_default_limit() -> None:
+    """Who asks for at least 20 tokens, and for no limit, gets 20 and not an error."""
+    for reading in completion(min_tokens=20):
+        check_together(reading)
+        assert explicit_limit(reading) == 20
+
+
 def test_newer_name_of_the_limit_wins() -> None:
     """`max_completion_tokens` is what counts where both are sent, and without either chat has no limit of its own."""
     assert explicit_limit(chat(max_tokens=9, max_completion_tokens=3)[0]) == 3

@@ -25,7 +25,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return " ".join((said.out + said.err).replace("│", " ").split())
 
 
-TOGETHER = ("grpc_tls", "cluster_uri")
+TOGETHER = ("grpc_tls", "tls_", "cluster_uri", "require_key")
 SINGLE = [field.name for field in fields(WorkerConfig) if not field.name.startswith(TOGETHER)]
 """The fields that can be set without another one."""
 
@@ -36,7 +36,7 @@ class TestFlags:
         known = parser().assemble_argument_collection()
         flags = {name for argument in known for name in argument.names if name.startswith("--")}
 
-        assert {f"--{field.name.replace('_', '-')}" for field in fields(WorkerConfig)} == flags - {"--empty-peer"}
+        assert {f"--{field.name.replace('_', '-')}" for field in fields(WorkerConfig)} == flags - {"--empty-peer", "--no-require-key"}
 
     @pytest.mark.parametrize("field", SINGLE)
     def test_every_field_has_its_variable(self, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,6 +75,9 @@ class TestRefusals:
             (["--engine-option", "=1"], "--engine-option"),
             (["--grpc-tls-cert", "a"], "--grpc-tls-key"),
             (["--grpc-tls-ca", "a"], "--grpc-tls-cert"),
+            (["--tls-cert", "a"], "--tls-key"),
+            (["--tls-ca", "a"], "--tls-cert"),
+            (["--require-key"], "--internal-key"),
             (["--internal-key", ""], "--internal-key"),
             (["--advertise-url", "tcp://a:1"], "--advertise-url"),
             (["--cluster-uri", "etcd://a:1"], "--role"),

@@ -1,7 +1,6 @@
 """EleutherAI's lm-eval: choices ranked by the log probabilities of echoed prompts, and text generated until a stop.
 
-The tokenizer is made from the served model's own GGUF, so that its token ids are the server's. Tasks and data are written here:
-nothing comes from a hub.
+Its token ids are the server's, from the model's own tokenizer. Tasks and data are written here: nothing comes from a hub.
 """
 
 import json
@@ -11,9 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gguf import GGUFReader
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from tests.acceptance.programs.gguf_tokenizer import write_tokenizer
 
 QUESTIONS = [
     {"text": "The capital of France is", "choices": [" Paris", " quickly"], "target": 0},
@@ -35,22 +32,6 @@ metric_list: [{metric: acc}]"""
 GENERATED = """doc_to_target: "{{choices[target]}}"
 generation_kwargs: {until: ["."], max_gen_toks: 8}
 metric_list: [{metric: exact_match}]"""
-
-
-def tokenizer_of(gguf: str, folder: Path) -> None:
-    """Write the tokenizer that a GGUF describes."""
-    reader = GGUFReader(gguf)
-
-    def texts(key: str) -> list[str]:
-        field = reader.fields[key]
-        return [bytes(field.parts[place]).decode() for place in field.data]
-
-    tokens = texts("tokenizer.ggml.tokens")
-    merges = [tuple(merge.split(" ", 1)) for merge in texts("tokenizer.ggml.merges")]
-    made = Tokenizer(models.BPE(vocab={token: number for number, token in enumerate(tokens)}, merges=merges))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=made, eos_token=tokens[0], pad_token=tokens[0]).save_pretrained(folder)
 
 
 def evaluated(folder: Path) -> dict[str, Any]:
@@ -86,7 +67,7 @@ def main() -> None:
     """Raises if it fails, or finds nonsense more likely than sense."""
     folder = Path.cwd() / "evaluation"
     folder.mkdir()
-    tokenizer_of(os.environ["ACCEPTANCE_GGUF"], folder)
+    write_tokenizer(os.environ["ACCEPTANCE_GGUF"], folder)
     data = folder / "questions.jsonl"
     data.write_text("".join(f"{json.dumps(question)}\n" for question in QUESTIONS))
     for name, kind, rest in (("ranked", "multiple_choice", RANKED), ("generated", "generate_until", GENERATED)):

@@ -2,7 +2,9 @@
 
 import asyncio
 import re
+import socket
 import ssl
+import struct
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -49,6 +51,12 @@ class Peer:
             self._writer.write(piece)
             await self._writer.drain()
             await turns()
+
+    def reset(self) -> None:
+        """End the connection with a reset, not with an orderly end."""
+        connection: socket.socket = self._writer.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._writer.transport.abort()
 
     async def gone(self) -> None:
         """Wait until the client has ended the connection, however it did that."""

@@ -12,6 +12,7 @@ from gateway.links.base import BadReply, ConnectFailed, Deadlines, LinkError, Wo
 from gateway.links.dialler import Pauses
 from gateway.links.exchange import Heartbeat
 from gateway.links.grpc import FAILURES, GrpcLink
+from gateway.links.read_window import ReadWindow
 from schemas.codec import encode_frame
 from schemas.events import Delta, Event
 from schemas.openai.errors import ServingError
@@ -136,7 +137,7 @@ class TestStreams:
             await peer.events((number, DONE))
             await peer.gone()
 
-        link = await connect(script, window=60.0)
+        link = await connect(script, window=ReadWindow(60.0))
         stream = await open_stream(link, NAMED)
         first = await stream.read()
         other = asyncio.create_task(open_stream(link))
