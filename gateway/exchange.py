@@ -77,9 +77,13 @@ class Exchange:
         if self._watcher is not None:
             self._watcher.cancel()
         # The same bookkeeping as asyncio.timeout: somebody else's cancellation of this task stays a cancellation.
-        ended_by_us = self._cause is not None and task is not None and task.uncancel() <= self._cancelling
-        if ended_by_us and self._cause is not None and isinstance(error, asyncio.CancelledError):
-            raise self._cause from error
+        cause, self._cause = self._cause, None
+        ended_by_us = cause is not None and task is not None and task.uncancel() <= self._cancelling
+        try:
+            if ended_by_us and cause is not None and isinstance(error, asyncio.CancelledError):
+                raise cause from error
+        finally:
+            del cause  # Or this frame, the cause and its traceback would hold the request's body until a collection.
 
     def end(self, cause: Exception) -> None:
         """Stop what is being done, and raise `cause` instead. Does nothing once the work is over, or ended already."""

@@ -17,6 +17,9 @@ from schemas.openai.errors import ErrorKind, ServingError
 from schemas.openai.models import Model
 
 _NO_MINIMUM: Final[Mapping[Role, int]] = {}
+_CHECKS_PER_IDENTITY = 10
+"""Every so many health checks a worker is asked again what it serves and speaks."""
+
 _log = structlog.get_logger(__name__)
 
 
@@ -203,7 +206,7 @@ class Fleet:
         try:
             reply = await worker.link.get("/health", self._deadlines)
             healthy = reply.status == 200
-            if healthy and not worker.up:
+            if healthy and not (worker.up and worker.identity_checked):
                 await prepare(worker, self._deadlines, self._dialect)
         except (LinkError, ServingError) as error:
             _log.debug("worker.check_failed", worker=worker.index, reason=str(error))
@@ -212,6 +215,9 @@ class Fleet:
             _log.exception("worker.check_broken", worker=worker.index)
             healthy = False
         worker.misses = 0 if healthy else worker.misses + 1
+        worker.checks += 1
+        if worker.misses or worker.checks % _CHECKS_PER_IDENTITY == 0:
+            worker.identity_checked = False  # Another process may answer on this address by now.
         self._set_up(worker, healthy or (worker.up and worker.misses < self._probing.failures))
 
     def _set_up(self, worker: Worker, up: bool) -> None:

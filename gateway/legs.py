@@ -24,6 +24,8 @@ SHUTTING_DOWN = "shutting_down"
 
 _MAX_RETRY_AFTER_SECONDS = 120.0
 _ERROR_RECORD = b'data: {"error":'
+_NOT_THE_CLIENTS = frozenset({401, 403, 404, 405, 407, 408})
+"""Statuses that speak of the deployment: the gateway checked key, route and model before it asked."""
 
 
 class Retry(Enum):
@@ -155,6 +157,12 @@ class Leg:
         error = ServingError(kind_of_status(status), lifted.message, param=lifted.param, code=lifted.code)
         if error.code == HANDOFF_FAILED:
             return LegFailed(self.worker, error, Retry.AFRESH, Outcome.NEUTRAL)
+        if status < 400:
+            return self.lost(BadReply(f"The worker answered {status}."))
+        if status in _NOT_THE_CLIENTS:
+            self.worker.identity_checked = False
+            told = ServingError(ErrorKind.BAD_WORKER, "The worker refused the gateway.", code="worker_refused")
+            return LegFailed(self.worker, told, Retry.ELSEWHERE, Outcome.FAILURE)
         if status in {429, 503}:
             error.retry_after = _seconds(retry_after)
             if error.code == SHUTTING_DOWN:

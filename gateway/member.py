@@ -55,6 +55,9 @@ class Worker:
         self.link = link
         self.up = False
         self.misses = 0
+        self.checks = 0
+        self.identity_checked = False
+        """Whether what it serves and speaks was asked since something last cast doubt on it."""
         """Health checks failed in a row."""
         self._models: list[Model] = []
         self._names: frozenset[str] = frozenset()

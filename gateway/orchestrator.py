@@ -149,7 +149,7 @@ class Orchestrator:
                 return await attempt.run()
             except LegFailed as failure:
                 if not self._may_try_again(failure, call, failed):
-                    raise failure.error from failure
+                    raise failure.error.again() from failure
                 failed.append(failure.worker)
                 self.retries += 1
                 _log.info("request.retry", request_id=call.request_id, worker=failure.worker.index, reason=str(failure))
@@ -284,8 +284,10 @@ class _Attempt:
     async def _generation_first(self, pair: Pair) -> Answer | LegStream | WholeStream:
         """Both legs at once: the generation worker waits for the state the context worker makes."""
         disagg_request_id = self._ids.next()
-        legs = asyncio.TaskGroup()
         generation: asyncio.Task[Answer | LegStream] | None = None
+        context: ContextReply | None = None
+        failure: BaseException | None = None
+        legs = asyncio.TaskGroup()
         try:
             async with legs:
                 generation = legs.create_task(
@@ -294,15 +296,34 @@ class _Attempt:
                 context = await self._context_leg(pair, disagg_request_id)
                 if context.finished:
                     generation.cancel()
-        except BaseException as error:
-            _abandon(generation)
-            cause = _first(error)
-            self._let_go(pair.context, cause)
-            raise cause from error
-        if context.finished:
-            _abandon(generation)
-            return self._finished_by_context(context)
-        return generation.result()
+        except BaseException as error:  # noqa: BLE001  raised below, once this handler is left
+            failure = _first(error)
+        try:
+            return self._result_of_both(pair, context, generation, failure)
+        finally:
+            # A failure, its traceback and this frame would hold one another, and the request's body, until a collection.
+            del failure, generation, legs
+
+    def _result_of_both(
+        self,
+        pair: Pair,
+        context: ContextReply | None,
+        generation: "asyncio.Task[Answer | LegStream] | None",
+        failure: BaseException | None,
+    ) -> Answer | LegStream | WholeStream:
+        try:
+            if failure is not None:
+                _abandon(generation)
+                self._let_go(pair.context, failure)
+                raise failure
+            if context is not None and context.finished:
+                _abandon(generation)
+                return self._finished_by_context(context)
+            if generation is None:
+                raise RuntimeError("A leg that did not start cannot have succeeded.")
+            return generation.result()
+        finally:
+            del failure, generation
 
     async def _early_generation_leg(self, pair: Pair, disagg_request_id: int) -> Answer | LegStream:
         """The client's own request, with where the context worker will be found (trtllm-wire.md 1.7)."""
@@ -356,7 +377,13 @@ class _Attempt:
 
 def _first(error: BaseException) -> BaseException:
     """The failure that made the other leg end, out of its group."""
-    return error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    error.with_traceback(
+        None
+    )  # The frame that raised it still names it: the two would hold everything until a collection.
+    first: BaseException = error.exceptions[0]
+    return first
 
 
 def _abandon(generation: "asyncio.Task[Answer | LegStream] | None") -> None:

@@ -36,6 +36,7 @@ async def prepare(worker: Worker, deadlines: Deadlines, dialect: Dialect | None 
         engine = "stock"
     worker.models, worker.engine, worker.dialect = listed.data, engine, spoken
     worker.handoff_endpoint = dict(info.disaggregated_params or {})
+    worker.identity_checked = True
 
 
 def _version_of(reply: Reply) -> str | None:

@@ -223,7 +223,11 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def _head_too_slow(self) -> None:
         self._head_timer = None
-        if self._begun and not self.transport.is_closing():
+        if self._running is not None and not self._running.response_complete:
+            # What waits behind a running answer is not late yet; the answer must not be cut short for it.
+            self._head_timer = self.loop.call_later(self.head_timeout, self._head_too_slow)
+            return
+        if not self.transport.is_closing() and self._begun:
             self._refusal = ServingError(ErrorKind.TIMED_OUT_READING, "The head of the request did not arrive in time.")
             self.send_400_response("")
         self.transport.close()

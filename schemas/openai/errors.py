@@ -128,6 +128,10 @@ class ServingError(Exception):
         """The HTTP status of this failure."""
         return HTTP_STATUS[self.kind]
 
+    def again(self) -> "ServingError":
+        """The same failure, to be raised from another place: an exception that is kept must not collect what it passed through."""
+        return ServingError(self.kind, self.message, param=self.param, code=self.code, retry_after=self.retry_after)
+
     def body(self) -> ErrorBody:
         """The OpenAI error object of this failure."""
         return ErrorBody(

@@ -1,6 +1,8 @@
 """The ways a request is served, over links that exist only here."""
 
 import asyncio
+import gc
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -229,7 +231,7 @@ async def test_stream_that_dies_before_its_first_event_is_retried() -> None:
     assert await drained(await serving(fleet(bad, good)).answer(call(stream=True))) == FIRST + LAST
 
 
-@pytest.mark.parametrize("status", [400, 404, 413, 422])
+@pytest.mark.parametrize("status", [400, 413, 422])
 async def test_client_error_is_never_retried(status: int) -> None:
     """A 4xx is the client's, once."""
     only, link = worker(always(json_reply({"error": {"message": "no", "param": "x"}}, status)))
@@ -239,6 +241,50 @@ async def test_client_error_is_never_retried(status: int) -> None:
     assert caught.value.param == "x"
     assert len(link.asked) == 1
     assert only.legs[LegName.AGGREGATED, Outcome.NEUTRAL] == 1
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 302, 204])
+async def test_what_speaks_of_the_deployment_is_not_the_clients(status: int) -> None:
+    """The gateway checked key, route and model: a worker that objects to them is a 502, and another one is asked."""
+    bad, link = worker(always(json_reply({"error": {"message": "bad key sk-1"}}, status)), index=0)
+    good, _ = worker(always(json_reply(COMPLETION)), index=1)
+    with pytest.raises(ServingError) as caught:
+        await serving(fleet(bad), retries=0).answer(call())
+
+    assert caught.value.status == 502
+    assert "sk-1" not in caught.value.message
+    assert isinstance(await serving(fleet(bad, good)).answer(call()), Answer)
+    assert len(link.asked) >= 1
+
+
+def left_for_a_collection() -> set[str]:
+    """The types of what only the cyclic garbage collector would free."""
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        gc.collect()
+        return {type(each).__name__ for each in gc.garbage}
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.collect()
+
+
+@pytest.mark.parametrize("style", [disagg.CONTEXT_FIRST, disagg.GENERATION_FIRST])
+@pytest.mark.parametrize("status", [400, 429, 500])
+@pytest.mark.parametrize("failing", ["context", "generation", "only"])
+async def test_failed_request_leaves_its_body_to_nobody(failing: str, status: int, style: int) -> None:
+    """A failure is not kept alive by itself: the view, and with it the client's body, is freed at once."""
+    bad, good = always(json_reply({}, status)), always(msgpack_reply(context_body()))
+    if failing == "only":
+        owner = serving(fleet(worker(bad)[0]), retries=1)
+    else:
+        owner = serving(two_legs(*((bad, never) if failing == "context" else (good, bad)))[0], schedule_style=style)
+    gc.collect()
+    with suppress(ServingError):  # pytest.raises would keep it.
+        await owner.answer(call())
+    await owner.close()
+
+    assert not left_for_a_collection() & {"ChatView", "Frames", "_Attempt", "Call"}
 
 
 async def test_retries_end_with_the_budget() -> None:
