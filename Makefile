@@ -72,6 +72,16 @@ test-all: install ## Run all tests
 test-unit: install ## Run the unit tests
 	$(BIN)/python -m pytest tests/unit
 
+.PHONY: chaos
+chaos: install ## Kill, freeze, overload and restart real processes, and see what clients are told
+	$(BIN)/python -m pytest tests/chaos
+
+# What runs for some seconds in `make ci` runs for so many here, over each link.
+SOAK_SECONDS ?= 600
+.PHONY: soak
+soak: install ## Load a fleet for ten minutes over each link (SOAK_SECONDS=): memory flat, nothing left behind
+	SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/python -m pytest tests/chaos/test_soak.py
+
 # Installs each program into a folder of its own, which is gone afterwards. PROGRAMS="openai llm" runs only those.
 .PHONY: acceptance
 acceptance: install ## Real clients against a real fleet: openai, npm, llm, instructor, lm-eval, aiperf (PROGRAMS=)

@@ -204,7 +204,7 @@ class GatewayConfig:
     """Seconds an idle client connection is kept open."""
 
     read_window_ms: Annotated[float, Parameter(validator=Number(gte=0, lte=100))] = 1.0
-    """Milliseconds that events of a fast stream are collected for, over either link; the first never waits. 0 relays each at once."""
+    """Milliseconds that events of a fast stream are collected for, over either link; the first never waits. 0: none wait."""
 
     grace: Pause = 30.0
     """Seconds that running requests have to finish in after SIGTERM; the rest are ended with an error."""

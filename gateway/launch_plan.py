@@ -121,7 +121,6 @@ def _numbered(name: str, role: str, count: int) -> Iterator[tuple[str, str]]:
 
 def _worker_flags(config: LaunchConfig, role: str, port: int) -> Sequence[str]:
     flags = ["--host", WORKER_HOST, "--port", str(port), "--engine", config.engine, "--role", role]
-    flags += ["--require-key"]
     if config.link == "grpc":
         flags += ["--grpc-port", str(port + GRPC_OFFSET)]
     if config.model is not None:

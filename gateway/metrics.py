@@ -161,6 +161,7 @@ class GatewayCollector(Collector):
         door = self._door
         yield GaugeMetricFamily(f"{PREFIX}_in_flight", "Requests being served.", value=door.in_flight)
         yield GaugeMetricFamily(f"{PREFIX}_waiting", "Requests waiting to be served.", value=door.waiting)
+        yield GaugeMetricFamily(f"{PREFIX}_tasks", "Tasks of the event loop.", value=_tasks())
         yield GaugeMetricFamily(f"{PREFIX}_body_bytes", "Bytes of request bodies held.", value=door.body_bytes)
 
     def _fleet(self) -> Iterable[Metric]:
@@ -176,6 +177,14 @@ class GatewayCollector(Collector):
             for (leg, outcome), count in worker.legs.items():
                 legs.add_metric([str(worker.index), str(leg), str(outcome)], count)
         return [up, active, legs]
+
+
+def _tasks() -> int:
+    """How many tasks there are; none where no loop runs."""
+    try:
+        return len(asyncio.all_tasks())
+    except RuntimeError:
+        return 0
 
 
 def _histogram(name: str, help_: str, histogram: Histogram) -> Metric:

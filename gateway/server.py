@@ -122,7 +122,7 @@ def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
 
 
 class Room(Struct, frozen=True):
-    """How many client connections there may be: `served` ones, and as many more that are `refused` while there is time to say so."""
+    """How many client connections there may be: those that are `served`, and those beside them that are told that they are not."""
 
     served: int
     refused: int
@@ -131,8 +131,8 @@ class Room(Struct, frozen=True):
 def room_in(descriptors: int) -> Room:
     """What so many file descriptors have room for: a served connection may need two more, one for each leg's worker.
 
-    The listener's queue is as long as there may be refused connections: the event loop takes all that wait there at once, and what it
-    has no descriptor for could only be dropped without a word.
+    The listener's queue is as long as there may be refused connections: the event loop takes all that wait there at once, and what
+    it has no descriptor for could only be dropped without a word.
     """
     left = max(descriptors - OWN_DESCRIPTORS, 8)
     refused = left // 5

@@ -1,4 +1,7 @@
-"""What a worker says of itself at `/server_info`, beside the keys stock workers have there. Source: docs/wire.md, trtllm-wire.md 3."""
+"""What a worker says of itself at `/server_info`, beside the keys stock workers have there.
+
+Source: docs/wire.md, trtllm-wire.md 3.
+"""
 
 from typing import Any
 

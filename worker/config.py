@@ -120,7 +120,7 @@ class WorkerConfig:
     """Secret shared by gateway and workers: it signs hand-offs. Left out: they are not signed. Best given as the variable."""
 
     require_key: bool = False
-    """Take work only from who shows --internal-key, as our gateway does. Left out, so may stock orchestrators, which cannot show it."""
+    """Take work only from who shows --internal-key, as our gateway does. Stock orchestrators do not."""
 
     tls_cert: Path | None = None
     """PEM file with the certificate to serve HTTPS with. Left out: HTTP in plain text."""

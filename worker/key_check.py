@@ -1,4 +1,4 @@
-"""Who may give a worker work where `--require-key` is set: holders of the internal key. In front of the app, before a body is read."""
+"""Who may give a worker work where `--require-key` is set: holders of the internal key. Asked before a body is read."""
 
 import hmac
 from typing import Final

@@ -5,6 +5,7 @@ nothing (a tagged body keeps `application/json`, trtllm-wire.md 1.1). Everything
 with the OpenAI error object; what is larger than allowed is a 413, before it is read whole.
 """
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar, overload
 
@@ -19,6 +20,9 @@ from schemas.openai.errors import ErrorKind, ServingError
 
 T = TypeVar("T")
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+BODY_SECONDS: Final = 60.0
+"""How long a body may take to arrive."""
 
 EMPTY_JSON: Final = b"{}"
 EMPTY_MSGPACK: Final = b"\x80"
@@ -67,11 +71,14 @@ class MsgpackRequest(Request):
         chunks: list[bytes] = []
         size = 0
         try:
-            async for chunk in self.stream():
-                size += len(chunk)
-                if size > limit:
-                    raise _too_large(limit)
-                chunks.append(chunk)
+            async with asyncio.timeout(BODY_SECONDS):
+                async for chunk in self.stream():
+                    size += len(chunk)
+                    if size > limit:
+                        raise _too_large(limit)
+                    chunks.append(chunk)
+        except TimeoutError as error:
+            raise ServingError(ErrorKind.TIMED_OUT_READING, "The body did not arrive in time.") from error
         except ClientDisconnect as error:
             raise ServingError(ErrorKind.CANCELLED, "The client left before its request was read.") from error
         return b"".join(chunks)

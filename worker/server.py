@@ -27,6 +27,7 @@ from worker.handoff_store import HandoffStore
 from worker.legs import Handoffs
 from worker.metrics import Counters
 from worker.operations import Front
+from worker.protocol import WorkerProtocol
 from worker.service import Service
 from worker.tls import fetching_context, serving_context
 
@@ -79,7 +80,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=WorkerProtocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,

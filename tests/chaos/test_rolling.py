@@ -50,7 +50,7 @@ async def two_of_each(log: Path, link: str) -> AsyncIterator[TwoOfEach]:
 
 async def ask(fleet: TwoOfEach, first: int, stream: bool) -> Got | None:
     """As a load balancer does: the other gateway is asked when one does not listen, or says that it is shutting down."""
-    body = chat("scripted", f"[[ttft_ms:5]] [[itl_ms:2]] [[tokens:{TOKENS}]]", stream=stream, max_tokens=1000)
+    body = chat("scripted", f"[[ttft_ms:5]] [[itl_ms:2]] [[tokens:{TOKENS}]]", stream=stream, max_tokens=1000, temperature=0)
     got = None
     for turn in range(6):
         try:
@@ -71,9 +71,17 @@ def is_complete(got: Got | None, stream: bool) -> bool:
     return got.terminals == 1 and got.body.endswith(b"data: [DONE]\n\n")
 
 
+def text_of(got: Got) -> str:
+    """What a stream says: the same for everybody, so that no token is missing or there twice."""
+    records = [json.loads(line[6:]) for line in got.body.splitlines() if line.startswith(b"data: {")]
+    deltas = [choice["delta"].get("content") for record in records for choice in record["choices"]]
+    return "".join(delta for delta in deltas if delta)
+
+
 @pytest.mark.timeout(180)
 async def test_a_rolling_restart_loses_nothing(tmp_path: Path, link: str) -> None:
     """SIGTERM, wait, start again: each worker, then each gateway; every answer is whole, and every stream ends with `[DONE]`."""
+    texts: set[str] = set()
     async with two_of_each(tmp_path / "log", link) as fleet:
         over, begun = asyncio.Event(), asyncio.Event()
         lost: list[Got | None] = []
@@ -85,6 +93,8 @@ async def test_a_rolling_restart_loses_nothing(tmp_path: Path, link: str) -> Non
                 got = await ask(fleet, number, stream)
                 if not is_complete(got, stream):
                     lost.append(got)
+                elif got and stream:
+                    texts.add(text_of(got))
                 if next(served) > 50:
                     begun.set()
                 await asyncio.sleep(PAUSE)  # A steady load, not a flood: two cores run all of this.
@@ -100,11 +110,12 @@ async def test_a_rolling_restart_loses_nothing(tmp_path: Path, link: str) -> Non
         await asyncio.gather(*load)
 
     assert [(got.status, got.body[-300:]) if got else None for got in lost] == []
+    assert len(texts) == 1
 
 
 async def until_used(fleet: TwoOfEach) -> None:
     """Every gateway has found every worker: then the next one may go."""
     async with asyncio.timeout(IN_TIME):
         for gateway in fleet.gateways:
-            while await asyncio.to_thread(gateway.metric, "packrelay_gateway_worker_up") < len(fleet.workers):
+            while await asyncio.to_thread(gateway.metric, "packrelay_gateway_worker_up") < len(fleet.workers):  # noqa: ASYNC110
                 await asyncio.sleep(PAUSE)  # It is another process that finds them.

@@ -205,7 +205,7 @@ class TestErrors:
 
     async def test_a_deadline_is_kept(self, to_worker: Link, engine: ControlledEngine) -> None:
         """When the gateway's time is over the answer is a 504, and the engine stops."""
-        reply = await calling(to_worker, CHAT, HELLO, {"x-packrelay-deadline-ms": "20"})
+        reply = await calling(to_worker, CHAT, HELLO, {"x-packrelay-deadline-ms": "500"})
 
         assert (reply.status, error_of(reply)["code"]) == (504, "deadline")
         assert engine.sequences[0].aborts == 1
@@ -328,7 +328,9 @@ class Legs:
     async def first(self, path: str, body: dict[str, Any], **params: Any) -> dict[str, Any]:
         """The context leg's reply. Any: replies and hand-offs are read as a gateway does."""
         asked = {"request_type": "context_only", "disagg_request_id": 2**62 + 1, "schedule_style": 0} | params
-        reply = await calling(self.context, path, body | {"stream": False, "disaggregated_params": asked}, self._headers)
+        reply = await calling(
+            self.context, path, body | {"stream": False, "disaggregated_params": asked}, self._headers
+        )
         assert reply.status == 200, reply.body
         decoded: dict[str, Any] = json.loads(reply.body)
         return decoded

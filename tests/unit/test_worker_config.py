@@ -36,7 +36,9 @@ class TestFlags:
         known = parser().assemble_argument_collection()
         flags = {name for argument in known for name in argument.names if name.startswith("--")}
 
-        assert {f"--{field.name.replace('_', '-')}" for field in fields(WorkerConfig)} == flags - {"--empty-peer", "--no-require-key"}
+        negative = {"--empty-peer", "--no-require-key"}
+
+        assert {f"--{field.name.replace('_', '-')}" for field in fields(WorkerConfig)} == flags - negative
 
     @pytest.mark.parametrize("field", SINGLE)
     def test_every_field_has_its_variable(self, field: str, monkeypatch: pytest.MonkeyPatch) -> None:

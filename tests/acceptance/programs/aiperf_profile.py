@@ -31,6 +31,8 @@ def main() -> None:
                 str(Path.cwd() / "out"),
             ),
         ],
+        # Told to be offline, it takes the folder for a name on the hub.
+        env={name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

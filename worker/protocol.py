@@ -1,0 +1,91 @@
+"""uvicorn's HTTP protocol with what it leaves out at a worker's port: a head has a size, and a time to arrive in."""
+
+import asyncio
+from typing import Any, Final, cast
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from schemas.codec import encode_json
+from schemas.openai.errors import ErrorKind, ServingError
+
+MAX_HEAD_BYTES: Final = 64 << 10
+HEAD_SECONDS: Final = 15.0
+"""How long a head may take to arrive, and how long a new connection may say nothing."""
+
+
+class WorkerProtocol(HttpToolsProtocol):
+    """One connection. What is no request gets the error object, and the connection ends."""
+
+    head_seconds = HEAD_SECONDS
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:  # uvicorn's own signature, passed through
+        super().__init__(*arguments, **named)
+        self._in_head = True
+        self._head_bytes = 0
+        self._refusal: ServingError | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in the base class
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refusal is not None:
+            return  # The connection is being closed.
+        super().data_received(data)
+        if self._in_head and self._refusal is None:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._refusal = _too_large()
+                self.send_400_response("")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = True
+        self._head_bytes = 0
+        if self._timer is None:
+            self._await_head()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._stop_waiting()
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD_BYTES:
+            # The parser stops, and comes back by way of `send_400_response`.
+            self._refusal = _too_large()
+            raise self._refusal
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """The error object for what is not a request, or too large a one; nothing into the middle of another answer."""
+        error = self._refusal or ServingError(ErrorKind.INVALID, msg)
+        self._refusal = error
+        # There is none before the first request, whatever uvicorn's annotation says.
+        running = cast("RequestResponseCycle | None", self.cycle)
+        if running is None or running.response_complete:
+            body = encode_json(error.body())
+            head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+            self.transport.write(STATUS_LINE[error.status] + head + body)
+        self.transport.close()
+
+    def _await_head(self) -> None:
+        self._timer = self.loop.call_later(self.head_seconds, self._too_slow)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _too_slow(self) -> None:
+        self._timer = None
+        if not self.transport.is_closing():
+            self._refusal = ServingError(ErrorKind.TIMED_OUT_READING, "The head of the request did not arrive in time.")
+            self.send_400_response("")
+
+
+def _too_large() -> ServingError:
+    message = f"The head of the request is larger than {MAX_HEAD_BYTES} bytes."
+    return ServingError(ErrorKind.HEADERS_TOO_LARGE, message)
