@@ -18,11 +18,13 @@ from schemas.codec import (
     MSGPACK_HEADER_VALUE,
     MSGPACK_TYPE,
     REQUEST_ID_HEADER,
+    WORKER_AUTH_HEADER,
     read_chat_frame,
     read_chat_json,
     read_completion_frame,
     read_completion_json,
 )
+from schemas.disagg import worker_signature
 from schemas.openai.errors import ErrorKind, ServingError, invalid
 from schemas.openai.models import Model, ModelList
 from schemas.server_info import PackrelayInfo, ServerInfo
@@ -84,10 +86,10 @@ class Operations:
         self._created = int(time.time())
 
     def check_key(self, headers: Mapping[str, str]) -> None:
-        """Raise a 401 if there is a shared key and the caller does not show it as `authorization: Bearer KEY`."""
+        """Raise a 401 if there is a shared key and the caller does not show it (`disagg.worker_signature`)."""
         key = self._front.internal_key
-        shown = headers.get("authorization", "")
-        if key is not None and not hmac.compare_digest(f"Bearer {key}".encode(), shown.encode()):
+        shown = headers.get(WORKER_AUTH_HEADER, "")
+        if key is not None and not hmac.compare_digest(worker_signature(key).encode(), shown.encode()):
             raise ServingError(ErrorKind.UNAUTHENTICATED, "The worker's key is missing or wrong.", code="invalid_key")
 
     def read(self, operation: str, headers: Mapping[str, str], body: bytes) -> Call:

@@ -30,7 +30,8 @@ def link_of(config: GatewayConfig, url: str) -> Link:
     if config.link_tls_ca is not None or config.link_tls_cert is not None:
         pems = [_read(path) for path in (config.link_tls_ca, config.link_tls_cert, config.link_tls_key)]
         tls = Tls(ca=pems[0], certificate=pems[1], key=pems[2])
-    return GrpcLink(url, key=config.internal_key, tls=tls, window=window)
+    context = _context_of(config, url)
+    return GrpcLink(url, key=config.internal_key, tls=tls, ssl_context=context, window=window)
 
 
 def _context_of(config: GatewayConfig, url: str) -> ssl.SSLContext | None:

@@ -13,6 +13,7 @@ gRPC's own failures become the four of `base.LinkError`; `FAILURES` is the table
 """
 
 import asyncio
+import ssl
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Final, Self
@@ -45,7 +46,9 @@ from schemas.codec import (
     MSGPACK_HEADER,
     MSGPACK_HEADER_VALUE,
     MSGPACK_TYPE,
+    WORKER_AUTH_HEADER,
 )
+from schemas.disagg import worker_signature
 from schemas.events import Failed
 from schemas.openai.errors import ErrorKind, ServingError, kind_of_status
 from schemas.openai.stream import error_of
@@ -173,6 +176,7 @@ class GrpcLink:
         *,
         key: str | None = None,
         tls: Tls | None = None,
+        ssl_context: ssl.SSLContext | None = None,
         max_frame_bytes: int = MAX_BODY_BYTES,
         max_reply_bytes: int = MAX_REPLY_BYTES,
         heartbeat: Heartbeat = _HEARTBEAT,
@@ -181,11 +185,11 @@ class GrpcLink:
     ) -> None:
         self.url = url
         self._name = f"The worker at {url}"
-        self._address = Address(url)
+        self._address = Address(url, ssl_context)
         self._tls = tls
         self._max_frame_bytes = max_frame_bytes
         self._max_reply_bytes = max_reply_bytes
-        self._own_headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        self._own_headers = {} if key is None else {WORKER_AUTH_HEADER: worker_signature(key)}
         self._dialler = Dialler(
             self._dial, self._name, heartbeat=heartbeat, window=window or ReadWindow(), pauses=pauses
         )

@@ -1,5 +1,6 @@
 """Where a worker's channel is: said in its URL (`grpc://host:port`), or by the worker itself over HTTP (`/server_info`)."""
 
+import ssl
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -14,10 +15,14 @@ _server_info = json_decoder(ServerInfo)
 
 
 class Address:
-    """The `host:port` of one worker's channel. Raises ValueError for a URL that is neither kind."""
+    """The `host:port` of one worker's channel. Raises ValueError for a URL that is neither kind.
 
-    def __init__(self, url: str) -> None:
+    `ssl_context` is for asking a worker at `https://`; without it the system's certificates are trusted.
+    """
+
+    def __init__(self, url: str, ssl_context: ssl.SSLContext | None = None) -> None:
         self._url = url
+        self._ssl_context = ssl_context
         parts = urlsplit(url)
         if parts.scheme not in {"grpc", "http", "https"} or not parts.hostname:
             raise ValueError(f"The worker URL {url!r} is not of the form grpc://host:port or http://host:port.")
@@ -41,7 +46,7 @@ class Address:
             self._known = None
 
     async def _ask(self) -> int:
-        link = HttpLink(self._url)
+        link = HttpLink(self._url, ssl_context=self._ssl_context)
         try:
             reply = await link.get("/server_info", _ASKING)
             info: ServerInfo = guarded(_server_info.decode, reply.body)

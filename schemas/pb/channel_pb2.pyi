@@ -135,7 +135,7 @@ class Frame(_message.Message):
 
         In OPEN: "x-trtllm-msgpack: 1" says that the payload is msgpack (without it, it is JSON), "accept: application/msgpack" is
         the only form a whole reply has here, "x-packrelay-request-id" names the request, "x-packrelay-deadline-ms" is the time it
-        has left, and "authorization: Bearer KEY" is the key shared by gateway and workers, where there is one.
+        has left, and "x-packrelay-auth: sha256=..." shows the key shared by gateway and workers, where there is one.
 
         In REPLY: "status" is the HTTP status, "content-type" the type of the payload, "retry-after" seconds.
         """

@@ -12,8 +12,8 @@ import pytest
 from gateway.links.base import Deadlines, Link, Reply, ReplyStream, WorkerSilent
 from gateway.links.grpc import GrpcLink
 from gateway.links.http import HttpLink
-from schemas.codec import encode_frame
-from schemas.disagg import handoff_signature
+from schemas.codec import WORKER_AUTH_HEADER, encode_frame
+from schemas.disagg import handoff_signature, worker_signature
 from tests.channel_rig import CHAT, COMPLETIONS, PATIENT, read_to_end
 from tests.fakes import ControlledEngine
 from tests.worker_rig import Worker, serving
@@ -323,7 +323,7 @@ class Legs:
         self.generation = generation
         self._key = key
         # Workers that have a key may ask every caller for it; whose signature is right is another question.
-        self._headers = NAMED | {"authorization": "Bearer a key"}
+        self._headers = NAMED | {WORKER_AUTH_HEADER: worker_signature("a key")}
 
     async def first(self, path: str, body: dict[str, Any], **params: Any) -> dict[str, Any]:
         """The context leg's reply. Any: replies and hand-offs are read as a gateway does."""

@@ -1,0 +1,1 @@
+"""What serving costs, measured side by side: `make bench`. One question per module of `benchmarks.questions`."""
