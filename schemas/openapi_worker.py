@@ -80,6 +80,8 @@ def _paths() -> Schema:
         "/health_generate": {"get": _empty("healthGenerate", "The engine just generated a token.")},
         "/version": {"get": {"operationId": "version", "responses": {"200": _version()}}},
         "/metrics": {"get": {"operationId": "metrics", "responses": {"200": _media("Counters.", "text/plain")}}},
+        "/kv_cache_events": {"post": _list("kvCacheEvents", "What the KV cache stored and removed since it was last asked.")},
+        "/_packrelay/iteration_stats": {"get": _list("iterationStats", "The engine's steps since it was last asked.")},
         "/_packrelay/abort": {"post": _abort()},
         "/_packrelay/handoff/{handle}": {"get": _handoff()},
     }
@@ -108,6 +110,13 @@ def _get(operation: str, description: str, reply: str, *errors: int) -> Schema:
 
 def _empty(operation: str, description: str) -> Schema:
     return {"operationId": operation, "responses": {"200": {"description": description}} | error_replies([503])}
+
+
+def _list(operation: str, description: str) -> Schema:
+    """A list of objects in the engine's own terms; empty for an engine that keeps none."""
+    schema = {"type": "array", "items": {"type": "object"}}
+    ok = {"description": description, "content": {"application/json": {"schema": schema, "example": []}}}
+    return {"operationId": operation, "responses": {"200": ok} | error_replies([500, 503])}
 
 
 def _version() -> Schema:

@@ -74,6 +74,17 @@ async def test_workers_that_always_fail_are_not_buried_in_attempts(status: int) 
     assert gateway.retries == attempts - 200
 
 
+async def test_a_worker_that_shuts_down_counts_as_down_until_it_is_checked() -> None:
+    """It said so itself; what is started in its place owes no pause."""
+    leaving, _ = worker(always(Reply(503, {"retry-after": "1"}, b'{"error":{"code":"shutting_down"}}')))
+    gateway = serving(fleet(leaving))
+
+    with pytest.raises(ServingError):
+        await gateway.answer(call())
+
+    assert (leaving.up, leaving.resting) == (False, 0.0)
+
+
 async def test_a_worker_that_says_when_to_come_back_is_left_alone() -> None:
     """The second request does not reach it; the client is told the same."""
     busy, link = worker(always(Reply(503, {"retry-after": "5"}, b"{}")), clock=lambda: 0.0)

@@ -173,6 +173,15 @@ class TestLaunch:
         assert worker.command[worker.command.index("--grpc-port") + 1] == str(worker.port + 1000)
         assert f"http://127.0.0.1:{worker.port}" in plan.gateway.command
 
+    def test_workers_take_states_from_each_other_only(self) -> None:
+        """Each is told the addresses of the whole fleet."""
+        plan = launch_plan(LaunchConfig(port=0, worker_port=0), lambda _, flags: flags)
+        fleet = [f"127.0.0.1:{worker.port}" for worker in plan.workers]
+
+        for worker in plan.workers:
+            flags = list(worker.command)
+            assert [flags[at + 1] for at, flag in enumerate(flags) if flag == "--peer"] == fleet
+
     def test_real_programs_are_our_entry_modules(self) -> None:
         """Children run this Python with our packages, whatever the working directory holds."""
         assert own_command("worker", ["--port", "1"]) == [sys.executable, "-P", "-m", "worker.entry", "--port", "1"]

@@ -24,6 +24,15 @@ async def test_the_url_and_the_setting_choose(link: str, url: str, kind: type) -
     await chosen.close()
 
 
+def test_a_file_that_is_no_certificate_is_named(tmp_path: Path) -> None:
+    """For https workers too, before anything is connected to."""
+    nonsense = tmp_path / "ca.pem"
+    nonsense.write_text("hello")
+
+    with pytest.raises(LinkRefused, match=r"ca\.pem cannot be used"):
+        link_of(GatewayConfig(worker=("https://h:3",), link_tls_ca=nonsense), "https://h:3")
+
+
 def test_a_certificate_that_is_not_there_is_named(tmp_path: Path) -> None:
     """The operator is told which file cannot be read."""
     missing = tmp_path / "ca.pem"
