@@ -249,6 +249,10 @@ class GatewayProtocol(HttpToolsProtocol):
             if running.response_started:
                 self.transport.close()
                 return
+        self._write_refusal(error)
+        self.transport.close()
+
+    def _write_refusal(self, error: ServingError) -> None:
         body = encode_json(error.body())
         head = [
             *self.server_state.default_headers,
@@ -261,7 +265,6 @@ class GatewayProtocol(HttpToolsProtocol):
             head.append((b"retry-after", b"%d" % math.ceil(error.retry_after)))
         lines = b"".join(b"%b: %b\r\n" % pair for pair in head)
         self.transport.write(b"%b%b\r\n%b" % (STATUS_LINE[error.status], lines, body))
-        self.transport.close()
 
     # --- bodies ---
 

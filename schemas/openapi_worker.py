@@ -80,7 +80,9 @@ def _paths() -> Schema:
         "/health_generate": {"get": _empty("healthGenerate", "The engine just generated a token.")},
         "/version": {"get": {"operationId": "version", "responses": {"200": _version()}}},
         "/metrics": {"get": {"operationId": "metrics", "responses": {"200": _media("Counters.", "text/plain")}}},
-        "/kv_cache_events": {"post": _list("kvCacheEvents", "What the KV cache stored and removed since it was last asked.")},
+        "/kv_cache_events": {
+            "post": _list("kvCacheEvents", "What the KV cache stored and removed since it was last asked.")
+        },
         "/_packrelay/iteration_stats": {"get": _list("iterationStats", "The engine's steps since it was last asked.")},
         "/_packrelay/abort": {"post": _abort()},
         "/_packrelay/handoff/{handle}": {"get": _handoff()},

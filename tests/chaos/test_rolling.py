@@ -50,7 +50,9 @@ async def two_of_each(log: Path, link: str) -> AsyncIterator[TwoOfEach]:
 
 async def ask(fleet: TwoOfEach, first: int, stream: bool) -> Got | None:
     """As a load balancer does: the other gateway is asked when one does not listen, or says that it is shutting down."""
-    body = chat("scripted", f"[[ttft_ms:5]] [[itl_ms:2]] [[tokens:{TOKENS}]]", stream=stream, max_tokens=1000, temperature=0)
+    body = chat(
+        "scripted", f"[[ttft_ms:5]] [[itl_ms:2]] [[tokens:{TOKENS}]]", stream=stream, max_tokens=1000, temperature=0
+    )
     got = None
     for turn in range(6):
         try:
@@ -78,6 +80,7 @@ def text_of(got: Got) -> str:
     return "".join(delta for delta in deltas if delta)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 async def test_a_rolling_restart_loses_nothing(tmp_path: Path, link: str) -> None:
     """SIGTERM, wait, start again: each worker, then each gateway; every answer is whole, and every stream ends with `[DONE]`."""
