@@ -55,10 +55,10 @@ class Worker:
         self.link = link
         self.up = False
         self.misses = 0
+        """Health checks failed in a row."""
         self.checks = 0
         self.identity_checked = False
         """Whether what it serves and speaks was asked since something last cast doubt on it."""
-        """Health checks failed in a row."""
         self._models: list[Model] = []
         self._names: frozenset[str] = frozenset()
         self.engine = "stock"
