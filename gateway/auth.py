@@ -20,11 +20,6 @@ class ApiKeys:
     def __init__(self, keys: Iterable[bytes] = ()) -> None:
         self._digests = {hashlib.sha256(key).digest() for key in keys}
 
-    @property
-    def required(self) -> bool:
-        """Whether a key is asked for at all."""
-        return bool(self._digests)
-
     def check(self, authorization: bytes | None) -> None:
         """Raise a 401 unless the value of an Authorization header carries one of the keys. Any bytes are a value."""
         if not self._digests:

@@ -124,10 +124,6 @@ class Fleet:
         """A worker that does both legs itself; one of `avoid` only if there is no other."""
         return self._choose(Role.BOTH, self._of(model, Role.BOTH), avoid)
 
-    def generation(self, model: str, avoid: Sequence[Worker] = ()) -> Worker | None:
-        """A generation worker, to do a whole request alone."""
-        return self._choose(Role.GENERATION, self._of(model, Role.GENERATION), avoid)
-
     def pair(self, model: str, avoid: Sequence[Worker] = ()) -> Pair | None:
         """A context and a generation worker of one engine kind, or neither."""
         contexts, generations = self._contexts(model)

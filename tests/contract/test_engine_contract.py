@@ -542,17 +542,6 @@ class TestHandoff:
             await bench.outputs(wrong)
 
 
-class TestEmbeddings:
-    async def test_declared_or_refused(self, bench: Bench) -> None:
-        """Embeddings are made if they are declared, and refused if not."""
-        try:
-            made = len(await bench.engine.embed([[1, 2]])) == 1
-        except EngineRefused:
-            made = False
-
-        assert made is (Capability.EMBEDDINGS in bench.facts.capabilities)
-
-
 class TestClose:
     async def test_never_started(self, name: str) -> None:
         """An engine that was never started can be closed, twice."""

@@ -661,11 +661,11 @@ async def test_leaving_without_closing_is_no_crash() -> None:
 
 
 async def test_facts_are_the_models(bench: Bench) -> None:
-    """Name, limits, template and markers come from the file; all but embeddings is declared."""
+    """Name, limits, template and markers come from the file; everything is declared."""
     facts = bench.facts
 
     assert (facts.engine, facts.model) == ("llama_cpp", "SmolLM2-135M-Instruct")
     assert (facts.context_length, facts.vocabulary_size, facts.max_batch_size) == (1024, 49152, 4)
     assert (facts.bos, facts.eos) == ("<|im_start|>", "<|im_end|>")
     assert "im_start" in facts.chat_template
-    assert facts.capabilities == frozenset(Capability) - {Capability.EMBEDDINGS}
+    assert facts.capabilities == frozenset(Capability)

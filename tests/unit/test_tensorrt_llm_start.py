@@ -161,7 +161,7 @@ async def test_missing_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_missing_library_names_what_to_install() -> None:
     """Where the library is not installed, the engine names the extra and the vendor's index."""
-    with pytest.raises(EngineError, match=r"packrelay\[trtllm\].*pypi\.nvidia\.com"):
+    with pytest.raises(EngineError, match=r"packrelay\[trtllm\].*NVIDIA's package index"):
         create_engine("tensorrt_llm", MODEL, {})
 
 

@@ -50,7 +50,6 @@ class Capability(StrEnum):
     GRAMMAR = "grammar"
     LOGIT_BIAS = "logit_bias"
     HANDOFF = "handoff"
-    EMBEDDINGS = "embeddings"
 
 
 class EngineFacts(Struct, frozen=True, kw_only=True):
@@ -231,10 +230,6 @@ class Engine(ABC):
     @abstractmethod
     def check(self) -> None:
         """Raises EngineDead when no request can succeed any more. Never blocks."""
-
-    async def embed(self, prompts: list[list[int]]) -> list[list[float]]:  # noqa: ARG002 - for engines that can
-        """One vector per prompt, for engines that declare EMBEDDINGS."""
-        raise EngineRefused("This engine has no embeddings.", "model")
 
     async def cache_events(self) -> list[Any]:
         """What happened in the KV cache since the last call, in the engine's own words (Any); for engines that tell."""

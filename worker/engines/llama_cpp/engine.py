@@ -36,7 +36,7 @@ NAME: Final = "llama_cpp"
 CLOSE_SECONDS: Final = 10.0
 """How long `close` waits for the engine thread; a batch being computed is cancelled, which takes milliseconds."""
 _CLOSED: Final = "The engine is closed."
-_CAPABILITIES: Final = frozenset(Capability) - {Capability.EMBEDDINGS}
+_CAPABILITIES: Final = frozenset(Capability)
 _log = structlog.get_logger(__name__)
 
 

@@ -79,7 +79,9 @@ LLM_ARGUMENTS: Final = frozenset(
 )
 """What we pass to `LLM` beyond its named parameters; it checks them, and whatever a YAML adds, against its own list."""
 
-_INSTALL: Final = "pip install 'packrelay[trtllm]' --extra-index-url https://pypi.nvidia.com"
+_INSTALL: Final = (
+    "pip install 'packrelay[trtllm]' with NVIDIA's package index, as TensorRT-LLM's installation guide says"
+)
 
 
 class Shape:
