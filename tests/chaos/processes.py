@@ -131,9 +131,10 @@ class Fleet:
 
 
 def worker_process(log: Path, role: str, link: str, more: Sequence[str] = ()) -> Process:
-    """A worker with the scripted engine, to be reached over the link."""
+    """A worker to be reached over the link; with the scripted engine, unless `more` names another."""
+    engine = () if "--engine" in more else ("--engine", "scripted")
     channel = ("--grpc-port", str(free_port())) if link == "grpc" else ()
-    flags = ("--engine", "scripted", "--internal-key", "chaos", "--grace", "5", "--role", role)
+    flags = (*engine, "--internal-key", "chaos", "--grace", "5", "--role", role)
     return Process("worker", log, *flags, *channel, *more)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,6 +15,7 @@ from tests.contract.conformance.case import Filling, cases
 from tests.contract.conformance.checks import exchange_of, run
 from tests.contract.conformance.wire import Client
 from tests.contract.conftest import GatewayUrl
+from tests.e2e.conftest import MODEL_MARKS
 from tests.stock import Refusal, StockWorker
 
 SCRIPT = "[[itl_ms:20]] [[tokens:2000]]"
@@ -48,15 +50,26 @@ async def test_reply_that_is_none_is_a_502(name: str, legs: int, gateway_url: Ga
     run(exchange)
 
 
-async def test_stream_of_a_killed_worker_ends_with_an_error_record(tmp_path: Path) -> None:
+ENGINES = [
+    pytest.param((), {"model": "scripted", "messages": [{"role": "user", "content": SCRIPT}]}, id="scripted"),
+    pytest.param(
+        ("--engine", "llama_cpp"),
+        {"model": "SmolLM2-135M-Instruct", "ignore_eos": True},
+        id="model",
+        marks=[*MODEL_MARKS, pytest.mark.slow],
+    ),
+]
+
+
+@pytest.mark.parametrize(("flags", "changes"), ENGINES)
+async def test_stream_of_a_killed_worker_ends_with_an_error_record(
+    tmp_path: Path, flags: tuple[str, ...], changes: dict[str, Any]
+) -> None:
     """ovl-003: the client gets what was said, then an error record, and nothing that looks like an end."""
     body = cases()["ovl-003-decode-dies-midstream"].request["body"]
-    messages = [{"role": "user", "content": SCRIPT}]
-    async with running(tmp_path / "log") as fleet:
+    async with running(tmp_path / "log", worker_flags=flags) as fleet:
         begun = asyncio.Event()
-        streamed = asyncio.create_task(
-            post(fleet.gateway.url, body | {"model": "scripted", "messages": messages}, begun=begun)
-        )
+        streamed = asyncio.create_task(post(fleet.gateway.url, body | changes, begun=begun))
         await begun.wait()
         fleet.generation.kill()
         got = await streamed
