@@ -1,6 +1,7 @@
 # Everything one does with packrelay from a checkout. `make help` lists it.
 
-PYTHON ?= python3
+# Also where it is set to nothing.
+PYTHON := $(or $(PYTHON),python3)
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install

@@ -188,7 +188,12 @@ async def _announce(plan: LaunchPlan) -> None:
     url = url_of(gateway.host, gateway.port)
     # A gateway with API keys does not tell us; then its workers do.
     model = await first_model((program.host, program.port) for program in (gateway, *plan.workers))
-    question = {"model": model, "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 32}
+    question = {
+        "model": model,
+        "messages": [{"role": "user", "content": "Say hello."}],
+        "max_tokens": 32,
+        "temperature": 0,
+    }
     body = shlex.quote(json.dumps(question))
     _say(f"packrelay is ready on {url}\n")
     _say(f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d {body}\n")
