@@ -64,9 +64,8 @@ def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         environment.setenv("PACKRELAY_API_KEY_FILE", str(keys))
         environment.setenv("PACKRELAY_ACCESS_LOG", "false")
         # A request without a limit says as much as the context holds, which must not take for ever on a CPU.
-        if engine == "llama_cpp":
-            environment.setenv("PACKRELAY_CONTEXT_LENGTH", "1024")
-        with local_fleet(*flags) as fleet, started(worker):
+        settings = {"context_length": "1024"} if engine == "llama_cpp" else {}
+        with local_fleet(*flags, **settings) as fleet, started(worker):
             asking = Client(fleet.url, Filling(model="", key=KEY)).send({"method": "GET", "path": "/v1/models"})
             filling = Filling(model=asking.json()["data"][0]["id"], key=KEY)
             yield Target(Client(fleet.url, filling), Client(worker.url, filling))

@@ -41,12 +41,15 @@ class LocalFleet:
 
 
 @contextmanager
-def local_fleet(*flags: str) -> Iterator[LocalFleet]:
-    """A fleet with these flags of packrelay-up, until the block is left."""
+def local_fleet(*flags: str, **settings: str) -> Iterator[LocalFleet]:
+    """A fleet with these flags of packrelay-up, and `PACKRELAY_*` variables for its programs, until the block is left."""
     command = [str(Path(sys.executable).with_name("packrelay-up")), "--port", "0", "--worker-port", "0", *flags]
+    environment = os.environ | {f"PACKRELAY_{name.upper()}": value for name, value in settings.items()}
     # A file, not a pipe: nobody reads along, and a full pipe would stop the fleet.
     with NamedTemporaryFile("r", prefix="packrelay-fleet-", suffix=".log") as log:
-        process = subprocess.Popen(command, stdout=log.fileno(), stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            command, env=environment, stdout=log.fileno(), stderr=subprocess.STDOUT, start_new_session=True
+        )
         try:
             fleet = _when_ready(process, log)
             yield fleet

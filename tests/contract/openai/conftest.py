@@ -74,10 +74,9 @@ def user(content: Any) -> dict[str, Any]:
 @pytest.fixture(scope="session", params=FLEETS)
 def api(request: pytest.FixtureRequest) -> Iterator[Api]:
     """Every kind of fleet in turn."""
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("PACKRELAY_ACCESS_LOG", "false")
+    settings = {"access_log": "false"}
+    if "llama_cpp" in request.param:
         # A request without a limit says as much as the context holds, which must not take for ever on a CPU.
-        if "llama_cpp" in request.param:
-            environment.setenv("PACKRELAY_CONTEXT_LENGTH", "1024")
-        with local_fleet(*request.param) as fleet, httpx2.Client(base_url=fleet.url, timeout=60) as http:
-            yield Api(http, http.get("/v1/models").json()["data"][0]["id"])
+        settings["context_length"] = "1024"
+    with local_fleet(*request.param, **settings) as fleet, httpx2.Client(base_url=fleet.url, timeout=60) as http:
+        yield Api(http, http.get("/v1/models").json()["data"][0]["id"])
