@@ -73,16 +73,22 @@ class Admission:
         return ServingError(kind, message, code=reason.value, retry_after=RETRY_AFTER_SECONDS)
 
     def reserve(self, size: int) -> None:
-        """Take `size` bytes (it may be negative: bytes given back). Raises a 503 when they are too many."""
-        if size > 0 and self.body_bytes + size > self._limits.max_bytes:
+        """Take `size` bytes. Raises a 503 when they are too many."""
+        if self.body_bytes + size > self._limits.max_bytes:
             message = "The server holds too many large requests at the moment."
             raise self.refuse(Refusal.BODY_BYTES, ErrorKind.UNAVAILABLE, message)
         self.body_bytes += size
 
+    def take_free_place(self) -> bool:
+        """Take a place if one is free and nobody waits for it."""
+        free = self.in_flight < self._limits.max_in_flight and not self._waiters
+        if free:
+            self.in_flight += 1
+        return free
+
     async def enter(self) -> None:
         """Take a place, or wait for one in the order of arrival. Raises a 429 when there is no room, or none in time."""
-        if self.in_flight < self._limits.max_in_flight and not self._waiters:
-            self.in_flight += 1
+        if self.take_free_place():
             return
         if len(self._waiters) >= self._limits.max_waiting:
             raise self.refuse(Refusal.QUEUE_FULL, ErrorKind.RATE_LIMITED, "Too many requests are waiting already.")
@@ -142,6 +148,11 @@ class Permit:
         self._admission.reserve(size)
         self._bytes += size
 
+    def entered_at_once(self) -> bool:
+        """Stand for a place if one is free."""
+        self._entered = self._admission.take_free_place()
+        return self._entered
+
     async def enter(self) -> None:
         """Stand for a place. Raises a 429 (see `Admission.enter`)."""
         await self._admission.enter()
@@ -149,7 +160,7 @@ class Permit:
 
     def release(self) -> None:
         """Give everything back. A second call does nothing."""
-        self._admission.reserve(-self._bytes)
+        self._admission.body_bytes -= self._bytes
         self._bytes = 0
         if self._entered:
             self._entered = False

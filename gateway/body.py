@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import Mapping
 from typing import Final
 
-from starlette.types import Receive
+from starlette.types import Receive, Scope
 
 from gateway import content_coding
 from gateway.admission import Permit
 from gateway.content_coding import coding_of, too_large
+from gateway.cycle import CYCLE, Cycle
 from gateway.exchange import ClientGone
 from schemas.codec import MSGPACK_HEADER
 from schemas.openai.errors import ErrorKind, ServingError, invalid
@@ -27,7 +28,8 @@ def refuse_by_headers(headers: Headers, max_bytes: int) -> None:
     content_type = headers.get(b"content-type")
     if content_type and content_type != _JSON and not _is_json(content_type):
         raise _unsupported("The content type must be application/json.")
-    coding_of(headers.get(b"content-encoding", b""))
+    if b"content-encoding" in headers:
+        coding_of(headers[b"content-encoding"])
     transfer = headers.get(b"transfer-encoding")
     if transfer is None and b"content-length" not in headers:
         raise ServingError(
@@ -37,6 +39,17 @@ def refuse_by_headers(headers: Headers, max_bytes: int) -> None:
         raise invalid("The only transfer encoding is chunked.")
     if int(headers.get(b"content-length", b"0")) > max_bytes:
         raise too_large(max_bytes)
+
+
+def body_at_hand(scope: Scope, max_bytes: int, permit: Permit) -> bytes | None:
+    """The whole body if it has arrived with the head, as small ones do; else it is to be read. Raises as `read_body`."""
+    cycle: Cycle | None = scope.get(CYCLE)
+    body = cycle.body() if cycle is not None else None
+    if body is not None:
+        if len(body) > max_bytes:
+            raise too_large(max_bytes)
+        permit.grow(len(body))
+    return body
 
 
 async def read_body(receive: Receive, max_bytes: int, permit: Permit) -> bytes:

@@ -158,6 +158,7 @@ def _serve(config: GatewayConfig, keys: ApiKeys) -> int:
         return Supervisor(
             config.processes,
             lambda index: _serve_here(config, keys, listeners[index], Siblings(sockets, index), index),
+            config.grace,
         ).serve()
 
 
@@ -174,7 +175,13 @@ def _serve_here(
     metrics = Metrics()
     lifecycle = Lifecycle(orchestrator.can_serve, config.grace)
     parts = Parts(config=config, backend=orchestrator, admission=admission, lifecycle=lifecycle, metrics=metrics)
-    collector = GatewayCollector(metrics, admission, lambda: orchestrator.fleet.workers, lambda: orchestrator.retries)
+    collector = GatewayCollector(
+        metrics,
+        admission,
+        lambda: orchestrator.fleet.workers,
+        retries=lambda: orchestrator.retries,
+        retries_refused=lambda: orchestrator.budget.refused,
+    )
     access_log = log.AccessLog() if config.access_log else None
     door = Door(create_app(parts, Scrape(collector, siblings)), parts, keys, access_log)
     try:

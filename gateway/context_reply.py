@@ -101,7 +101,8 @@ class ContextReply:
 
     def _check(self) -> None:
         """A pending reply must carry ids, or nobody could find its state (trtllm-wire.md 1.4, step 6)."""
-        if not self.finished and (self.param("ctx_request_id") is None or self.param("disagg_request_id") is None):
+        names = ("ctx_request_id", "disagg_request_id")
+        if not self.finished and any(_present(self.params.get(name, UNSET)) is UNSET for name in names):
             raise BadReply("The context worker's reply carries no hand-off.")
 
 

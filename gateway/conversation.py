@@ -20,9 +20,15 @@ def settle_conversation(view: AnyChatView | AnyCompletionView, headers: Mapping[
         said = params.conversation_id.strip()
         if said:
             return said
-    found = next((text for name in HEADERS if (text := headers.get(name, b"").strip())), None)
-    if found is None:
+    conversation_id = _of_headers(headers)
+    if conversation_id is None:
         return None
-    conversation_id = found.decode("latin-1")
     view.conversation_params = ConversationParams(conversation_id=conversation_id)
     return conversation_id
+
+
+def _of_headers(headers: Mapping[bytes, bytes]) -> str | None:
+    for name in HEADERS:
+        if name in headers and (text := headers[name].strip()):
+            return text.decode("latin-1")
+    return None

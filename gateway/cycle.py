@@ -7,37 +7,46 @@ and tells who leaves without a task that waits for it.
 
 import asyncio
 import logging
-import re
-from collections.abc import Callable
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Collection
+from typing import Final, Protocol
 
 from starlette.types import ASGIApp, Message, Scope
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from gateway.outbox import Outgoing
 
 HIGH_WATER_BYTES: Final = 256 << 10
 """A body is not read on while this many bytes of it wait to be taken."""
 JOIN_BYTES: Final = 16 << 10
 """A piece of an answer up to this size is copied behind what is to be written before it; a larger one is handed on as it is."""
 
-LEAVING: Final = "packrelay.leaving"
-"""The key of a scope under which `Cycle.on_leaving` is found."""
+CYCLE: Final = "packrelay.cycle"
+"""The key of a scope under which the cycle itself is found, for what ASGI has no words for."""
 
-_CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+_CONTROL: Final = bytes({*range(0x20), 0x7F} - set(b"\t\r\n"))
 _BODILESS: Final = frozenset({204, 304})
 
 _log = logging.getLogger("uvicorn.error")
+
+
+Headers = Collection[tuple[bytes, bytes]]
 
 
 class Connection(Protocol):
     """Where a request came from."""
 
     transport: asyncio.Transport
+    outgoing: Outgoing
     flow: FlowControl
     loop: asyncio.AbstractEventLoop
 
-    def common_headers(self) -> list[tuple[bytes, bytes]]:
-        """What every answer carries."""
+    def common_head(self) -> bytes:
+        """What every answer carries, as lines with their ends before them."""
+        ...
+
+    def over(self, cycle: "Cycle") -> None:
+        """The application is done with this request."""
         ...
 
     def answered(self) -> None:
@@ -46,10 +55,20 @@ class Connection(Protocol):
 
 
 class Cycle:
-    """`keep_alive` says whether the connection may take another request afterwards."""
+    """`keep_alive` says whether the connection may take another request afterwards; `fields` are the request's headers by name."""
 
-    def __init__(self, connection: Connection, scope: Scope, *, keep_alive: bool, expects_continue: bool) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        scope: Scope,
+        fields: dict[bytes, bytes],
+        *,
+        keep_alive: bool,
+        expects_continue: bool,
+    ) -> None:
         self.scope = scope
+        self.fields = fields
+        self.task: asyncio.Task[None] | None = None
         self._bodiless = scope["method"] == "HEAD"
         self._chunks = scope["http_version"] != "1.0"
         self.keep_alive = keep_alive
@@ -58,17 +77,18 @@ class Cycle:
         self.response_complete = False
         self._connection = connection
         self._transport = connection.transport
+        self._outgoing = connection.outgoing
         self._flow = connection.flow
-        self._expects_continue = expects_continue
+        self.expects_continue = expects_continue
         self._pieces: list[bytes] = []
         self._held = 0
-        self._whole = False  # Whether all of the body has arrived.
+        self.is_whole = False  # Whether all of the body has arrived.
         self._given = False  # Whether all of it was given to the application.
         self._waiter: asyncio.Future[None] | None = None
         self._leaving: Callable[[], None] | None = None
         self._head: bytes | None = None  # A head that waits for the first piece of its body.
         self._chunked = False
-        scope[LEAVING] = self.on_leaving
+        scope[CYCLE] = self
 
     async def run(self, app: ASGIApp) -> None:
         """Have the application answer. It must: a connection that is owed an answer is closed."""
@@ -80,7 +100,8 @@ class Cycle:
             self._leaving = None
             self.scope = {}  # It leads back here, and the collector is not to be needed for that.
             if not self.response_complete:
-                self._transport.close()
+                self._outgoing.close()
+            self._connection.over(self)
 
     # --- what the connection says ---
 
@@ -94,7 +115,7 @@ class Cycle:
 
     def body_ended(self) -> None:
         """All of the body has arrived."""
-        self._whole = True
+        self.is_whole = True
         self._wake()
 
     def client_left(self) -> None:
@@ -114,25 +135,32 @@ class Cycle:
 
     # --- receive ---
 
+    def body(self) -> bytes | None:
+        """The whole body, if it has arrived and nothing of it was received: what `receive` would have given."""
+        if not self.is_whole or self._given or self.disconnected or self.expects_continue:
+            return None
+        return self._take_pieces()
+
     async def receive(self) -> Message:
         """What of the body is here; after its end, that the client has left or was answered."""
-        if self._expects_continue and not self._transport.is_closing():
-            self._expects_continue = False
-            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if self.expects_continue and not self._transport.is_closing():
+            self.expects_continue = False
+            self._outgoing.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         while not (self.disconnected or self.response_complete):
-            if (self._pieces or self._whole) and not self._given:
+            if (self._pieces or self.is_whole) and not self._given:
                 return self._take()
             self._flow.resume_reading()
             await self._wait()
         return {"type": "http.disconnect"}
 
     def _take(self) -> Message:
-        pieces = self._pieces
-        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        self._pieces = []
+        return {"type": "http.request", "body": self._take_pieces(), "more_body": not self.is_whole}
+
+    def _take_pieces(self) -> bytes:
+        pieces, self._pieces = self._pieces, []
         self._held = 0
-        self._given = self._whole
-        return {"type": "http.request", "body": body, "more_body": not self._whole}
+        self._given = self.is_whole
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def _wait(self) -> None:
         self._waiter = self._connection.loop.create_future()
@@ -155,31 +183,47 @@ class Cycle:
             return
         if not self.response_started:
             self.response_started = True
-            self._head = self._head_of(message["status"], message.get("headers", ()))
+            self._head = self._head_of(message["status"], list(message.get("headers", ())))
         else:
             self._send_body(message.get("body", b""), more=message.get("more_body", False))
 
-    def _head_of(self, status: int, headers: Any) -> bytes:  # Any: pairs of bytes in any iterable, as ASGI has it.
-        self._expects_continue = False
-        lines = [STATUS_LINE[status][:-2]]
-        sized = self._bodiless or status in _BODILESS
-        closing = False
-        for name, value in (*self._connection.common_headers(), *headers):
-            lines.append(b"%b: %b" % (name, value))
-            sized = sized or name == b"content-length"
-            closing = closing or (name == b"connection" and value.lower() == b"close")
-        if not sized and self._chunks:
+    @property
+    def write_paused(self) -> bool:
+        """Whether the client does not read what it was written already."""
+        return self._flow.write_paused
+
+    def answer(self, status: int, headers: Headers, body: bytes) -> None:
+        """The whole answer, at once; it may not have begun. `headers` say how long the body is."""
+        if not self.disconnected:
+            self.response_started = True
+            self._head = self._head_of(status, headers)
+            self._send_body(body, more=False)
+
+    def write(self, piece: bytes) -> bool:
+        """A piece of a body that `send` has begun and will end, at once; says whether the client reads as fast as it is written to.
+
+        What comes after the client has left is thrown away.
+        """
+        if not self.disconnected:
+            self._outgoing.write(b"%x\r\n%b\r\n" % (len(piece), piece) if self._chunked else piece)
+        return not self._flow.write_paused
+
+    def _head_of(self, status: int, headers: Headers) -> bytes:
+        self.expects_continue = False
+        fields = dict(headers)
+        lines = [b"\r\n%b: %b" % header for header in headers]
+        if not (self._bodiless or status in _BODILESS or b"content-length" in fields) and self._chunks:
             # HTTP/1.0 knows no chunks: there the body goes as it is, and ends with the connection (RFC 9112, 6.3).
             self._chunked = True
-            lines.append(b"transfer-encoding: chunked")
-        if closing:
+            lines.append(b"\r\ntransfer-encoding: chunked")
+        if fields.get(b"connection", b"").lower() == b"close":
             self.keep_alive = False
         elif not self.keep_alive:
-            lines.append(b"connection: close")
-        if any(map(_CONTROL.search, lines)):
+            lines.append(b"\r\nconnection: close")
+        text = b"".join(lines)
+        if text.translate(None, _CONTROL) != text or not text.count(b"\n") == text.count(b"\r") == len(lines):
             raise ValueError("A header holds characters that HTTP does not allow.")
-        lines.append(b"\r\n")
-        return b"\r\n".join(lines)
+        return b"%b%b%b\r\n\r\n" % (STATUS_LINE[status][:-2], self._connection.common_head(), text)
 
     def _send_body(self, body: bytes, *, more: bool) -> None:
         head, self._head = self._head or b"", None
@@ -195,13 +239,13 @@ class Cycle:
             self.response_complete = True
             self._wake()
             if not self.keep_alive:
-                self._transport.close()
+                self._outgoing.close()
             self._connection.answered()
 
     def _write(self, before: bytes, body: bytes, after: bytes) -> None:
         if len(body) <= JOIN_BYTES:
             data = b"%b%b%b" % (before, body, after)
             if data:
-                self._transport.write(data)
+                self._outgoing.write(data)
         else:
-            self._transport.writelines([before, body, after])
+            self._outgoing.writelines((before, body, after))

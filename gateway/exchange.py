@@ -7,7 +7,7 @@ from typing import Self
 
 from starlette.types import Receive, Scope
 
-from gateway.cycle import LEAVING
+from gateway.cycle import CYCLE, Cycle
 from gateway.relay import Reply
 
 CLIENT_CLOSED_REQUEST = 499
@@ -21,14 +21,16 @@ class ClientGone(Exception):
 class Exchange:
     """A request and its reply. Use it as a context around everything that is done for the request.
 
-    Inside, `end` (called by whoever knows that it must not go on) cancels the work and raises its cause where the work waits; it
-    is the cause that leaves the context, not the cancellation. Ends once: later causes are ignored.
+    `task` is the one it is entered in, if that is known. Inside, `end` (called by whoever knows that it must not go on) cancels the
+    work and raises its cause where the work waits; it is the cause that leaves the context, not the cancellation. Ends once: later
+    causes are ignored.
     """
 
     __slots__ = (
         "_cancelling",
         "_cause",
         "_limit",
+        "_of",
         "_task",
         "_watcher",
         "client_request_id",
@@ -43,8 +45,15 @@ class Exchange:
     )
 
     def __init__(
-        self, reply: Reply, headers: Mapping[bytes, bytes], endpoint: str, method: str, request_id: str
+        self,
+        reply: Reply,
+        headers: Mapping[bytes, bytes],
+        endpoint: str,
+        method: str,
+        request_id: str,
+        task: "asyncio.Task[None] | None" = None,
     ) -> None:
+        self._of = task
         self.reply = reply
         self.headers = headers
         """The request's, with lower-case names; of a name that was sent twice, the last."""
@@ -63,7 +72,7 @@ class Exchange:
         self._limit: TimeLimit | None = None
 
     def __enter__(self) -> Self:
-        task = asyncio.current_task()
+        task = self._of or asyncio.current_task()
         if task is None:
             raise RuntimeError("An exchange belongs to a task.")
         self._task = task
@@ -103,9 +112,9 @@ class Exchange:
 
         Our own server says so by itself; behind any other, a task waits for it.
         """
-        on_leaving = scope.get(LEAVING)
-        if on_leaving is not None:
-            on_leaving(self._client_left)
+        cycle: Cycle | None = scope.get(CYCLE)
+        if cycle is not None:
+            cycle.on_leaving(self._client_left)
             return
         self._watcher = asyncio.create_task(self._await_disconnect(receive), name=f"watch-{self.request_id}")
 

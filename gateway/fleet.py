@@ -53,7 +53,7 @@ class Fleet:
         minimum: Mapping[Role, int] = _NO_MINIMUM,
         dialect: Dialect | None = None,
     ) -> None:
-        self.workers = list(workers)
+        self._put(workers)
         self.minimum = minimum
         self._policies = policies
         self._probing = probing
@@ -74,7 +74,7 @@ class Fleet:
 
     def add(self, worker: Worker) -> asyncio.Task[None]:
         """Take a worker in. It gets work as soon as a check has found it prepared: the one answered, or any later one."""
-        self.workers = sorted([*self.workers, worker], key=lambda known: known.index)
+        self._put(sorted([*self.workers, worker], key=lambda known: known.index))
         check = asyncio.create_task(self._check(worker), name=f"worker-check-{worker.index}")
         self._first_checks.add(check)
         check.add_done_callback(self._first_checks.discard)
@@ -83,7 +83,7 @@ class Fleet:
     def remove(self, worker: Worker) -> None:
         """Give a worker no more work; its link ends when the legs it has are over. A second call does nothing."""
         if worker in self.workers:
-            self.workers = [known for known in self.workers if known is not worker]
+            self._put([known for known in self.workers if known is not worker])
             leaving = asyncio.create_task(self._let_go(worker), name=f"worker-leaving-{worker.index}")
             self._leaving[leaving] = worker
             leaving.add_done_callback(self._leaving.pop)
@@ -92,8 +92,14 @@ class Fleet:
         await worker.idle.wait()
         await worker.link.close()
 
+    def _put(self, workers: Sequence[Worker]) -> None:
+        self.workers = list(workers)
+        self._of_role = {role: [worker for worker in workers if worker.role is role] for role in Role}
+
     def complete(self) -> bool:
         """Whether there are as many prepared workers of each role as the operator wants at least."""
+        if not self.minimum:
+            return True
         prepared = [worker.role for worker in self.workers if worker.models]
         return all(prepared.count(role) >= least for role, least in self.minimum.items())
 
@@ -116,7 +122,7 @@ class Fleet:
 
     def serves(self, model: str) -> bool:
         """Whether some worker has this model."""
-        return any(worker.serves(model) for worker in self.workers)
+        return any([model in worker.names for worker in self.workers])  # noqa: C419  a list: asked for every request
 
     # --- who takes a request ---
 
@@ -154,12 +160,14 @@ class Fleet:
         Those that said when to come back are never asked earlier. `strict` is for being ready: only usable ones, and back-pressure
         does not matter, for it is over soon.
         """
-        known = [worker for worker in self.workers if worker.role is role and worker.serves(model)]
-        usable = [worker for worker in known if worker.usable()]
+        known = [worker for worker in self._of_role[role] if model in worker.names]
+        usable = [worker for worker in known if worker.up and worker.breaker.admits()]
         return usable if strict else [worker for worker in usable or known if not worker.resting]
 
     def _contexts(self, model: str, *, strict: bool = False) -> tuple[list[Worker], list[Worker]]:
         """The context workers that have a partner of their engine kind, and the generation workers."""
+        if not self._of_role[Role.CONTEXT]:
+            return [], []
         generations = self._of(model, Role.GENERATION, strict=strict)
         if not generations:
             return [], generations
@@ -177,7 +185,7 @@ class Fleet:
 
     async def start(self) -> None:
         """Check every worker once, then keep checking in the background."""
-        await self._check_all()
+        await asyncio.gather(*(self._check(worker) for worker in self.workers))
         self._checks = asyncio.create_task(self._keep_checking(), name="fleet-checks")
 
     async def close(self) -> None:
@@ -191,12 +199,15 @@ class Fleet:
         await asyncio.gather(*(worker.link.close() for worker in workers))
 
     async def _keep_checking(self) -> None:
-        while True:
-            await asyncio.sleep(self._probing.interval)
-            await self._check_all()
-
-    async def _check_all(self) -> None:
-        await asyncio.gather(*(self._check(worker) for worker in self.workers))
+        """At every interval begin a check of each worker that has none under way: a silent worker delays its own next one alone."""
+        checks: dict[Worker, asyncio.Task[None]] = {}
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                await asyncio.sleep(self._probing.interval)
+                checks = {worker: check for worker, check in checks.items() if not check.done()}
+                for worker in self.workers:
+                    if worker not in checks:
+                        checks[worker] = tasks.create_task(self._check(worker), name=f"worker-check-{worker.index}")
 
     async def _check(self, worker: Worker) -> None:
         try:

@@ -7,11 +7,11 @@ is one encoding pass, whatever the size of the prompt.
 from typing import Any
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, structs
 
 from schemas.codec import AnyChatView, AnyCompletionView, deferred_form, encode_frame, plain_form
 from schemas.dialect import Dialect, unify
-from schemas.openai.chat import ChatView, TolerantChatView
+from schemas.openai.chat import CHAT_VIEWS
 
 _listed = msgspec.json.Decoder(list[Raw])
 
@@ -21,10 +21,11 @@ class Frames:
 
     def __init__(self, view: AnyChatView | AnyCompletionView) -> None:
         unify(view)
-        self.chat = isinstance(view, ChatView | TolerantChatView)
+        self.chat = isinstance(view, CHAT_VIEWS)
         self._view: Any = view
         self._parts: dict[bool, tuple[Any, Any]] = {}
-        self._as_sent = (view.messages, view.tools) if isinstance(view, ChatView | TolerantChatView) else None
+        self._form: bool | None = None  # The one the view has now: deferred, plain, or as it was sent.
+        self._as_sent = (view.messages, view.tools) if isinstance(view, CHAT_VIEWS) else None
         self.prompts = 1 if self.chat else plain_form(view)
 
     @property
@@ -39,19 +40,12 @@ class Frames:
         asked for something this kind of worker cannot do.
         """
         self._use_form(deferred=dialect.deferred)
-        # What one leg's worker does not know, the other leg's may: nothing is taken from the view for good.
-        unknown = dialect.unknown_chat if self.chat else dialect.unknown_completion
-        if not (unknown or changes):
-            return encode_frame(self._view)
-        before = {name: getattr(self._view, name) for name in (*unknown, *changes)}
-        try:
-            dialect.fit(self._view)
-            for name, value in changes.items():
-                setattr(self._view, name, value)
-            return encode_frame(self._view)
-        finally:
-            for name, value in before.items():
-                setattr(self._view, name, value)
+        view = self._view
+        if dialect.unknown_chat if self.chat else dialect.unknown_completion:
+            # What one leg's worker does not know, the other leg's may: it is taken from a copy.
+            view = structs.replace(view)
+            dialect.fit(view)
+        return encode_frame(structs.replace(view, **changes) if changes else view)
 
     def last_message(self, dialect: Dialect) -> Any:
         """A chat's messages with all but the last left out, in the form this dialect has; for a leg that has the prompt as ids."""
@@ -62,11 +56,14 @@ class Frames:
     def _use_form(self, *, deferred: bool) -> None:
         if self._as_sent is None:
             return
+        if deferred == self._form:
+            return
         if deferred not in self._parts:
             self._view.messages, self._view.tools = self._as_sent
             (deferred_form if deferred else plain_form)(self._view)
             self._parts[deferred] = (self._view.messages, self._view.tools)
         self._view.messages, self._view.tools = self._parts[deferred]
+        self._form = deferred
 
 
 def spliced(value: Any) -> Raw:

@@ -1,11 +1,30 @@
-"""Ids of disaggregated requests, as stock workers expect them."""
+"""Ids: of requests, and of disaggregated requests as stock workers expect them."""
 
 import os
 import time
 from collections.abc import Callable
+from secrets import token_hex
+from typing import Final
 
 _LOWEST = 1 << 40
 _HIGHEST = (1 << 63) - 1
+
+
+_DRAWN_AT_ONCE: Final = 256
+
+
+class RequestIds:
+    """Ids that nobody can guess: 128 random bits each as 32 hex digits, which the system is asked for many at a time."""
+
+    def __init__(self) -> None:
+        self._drawn: list[str] = []
+
+    def next(self) -> str:
+        """A new id."""
+        if not self._drawn:
+            digits = token_hex(16 * _DRAWN_AT_ONCE)
+            self._drawn = [digits[start : start + 32] for start in range(0, len(digits), 32)]
+        return self._drawn.pop()
 
 
 class DisaggregatedIds:

@@ -9,7 +9,7 @@ from typing import Self
 
 from msgspec import Raw, Struct
 
-from gateway.links.base import BadReply, ConnectFailed, Deadlines, LinkError, Reply, ReplyStream, WorkerSilent
+from gateway.links.base import BadReply, ConnectFailed, Deadlines, LinkError, Reply, ReplyStream, Take, WorkerSilent
 from gateway.links.errors import lift_error
 from gateway.member import LegName, Outcome, Worker
 from schemas.codec import MALFORMED, SSE_TYPE, json_decoder
@@ -203,6 +203,11 @@ class LegStream:
         elif _ends_in_error(chunk):
             self._finish(Outcome.FAILURE)
         return chunk
+
+    async def pass_on(self, take: Take) -> None:
+        """Give ordinary events to `take` as they come; the terminal, and a failure, are for `read`."""
+        if not self._first and not self._ended:
+            await self._stream.pass_on(take)
 
     def _finish(self, outcome: Outcome) -> None:
         self._ended = True

@@ -1,12 +1,18 @@
 """Logs: JSON lines on stderr, one event each. What libraries log goes the same way.
 
-Nothing that came from outside is written unescaped: JSON escapes control characters, and everything beyond ASCII.
+Nothing that came from outside is written unescaped: JSON escapes control characters, and everything beyond ASCII. A line that
+cannot be written (a full disk, a reader that is gone) is lost; the request it tells of is not.
 """
 
 import asyncio
+import io
 import logging
 import sys
-from typing import IO, Any, Final, TextIO
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import lru_cache
+from time import time
+from typing import IO, Any, Final, TextIO, cast
 
 import msgspec
 import structlog
@@ -22,17 +28,24 @@ _SHARED: tuple[Any, ...] = (
 _RENDER: tuple[Any, ...] = (structlog.processors.format_exc_info, structlog.processors.JSONRenderer())
 
 
-class _StderrHandler(logging.StreamHandler[TextIO]):
-    """Writes to what stderr is when something is logged: one that was kept may have been closed or replaced since."""
+class _Stderr(io.TextIOBase):
+    """What stderr is when something is logged: one that was kept may have been closed or replaced since. Never raises."""
 
-    def emit(self, record: logging.LogRecord) -> None:
-        self.stream = sys.stderr
-        super().emit(record)
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError):
+            sys.stderr.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            sys.stderr.flush()
+
+
+_stderr = cast("TextIO", _Stderr())
 
 
 def _stderr_logger(*_arguments: object) -> structlog.WriteLogger:
-    """The same for structlog, which asks for one at every line."""
-    return structlog.WriteLogger(sys.stderr)
+    return structlog.WriteLogger(_stderr)
 
 
 def configure(level: str) -> None:
@@ -43,7 +56,7 @@ def configure(level: str) -> None:
         logger_factory=_stderr_logger,
         cache_logger_on_first_use=False,
     )
-    handler = _StderrHandler()
+    handler = logging.StreamHandler(_stderr)
     strip = structlog.stdlib.ProcessorFormatter.remove_processors_meta
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=_SHARED, processors=[strip, *_RENDER]))
     root = logging.getLogger()
@@ -74,6 +87,18 @@ class AccessLine(msgspec.Struct, kw_only=True):
     first_byte: float | None
 
 
+@lru_cache(maxsize=1)
+def _to_the_second(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().removesuffix("+00:00")
+
+
+def timestamp() -> str:
+    """The time now, as ISO 8601 with microseconds, UTC."""
+    now = time()
+    seconds = int(now)
+    return f"{_to_the_second(seconds)}.{int((now - seconds) * 1e6):06d}+00:00"
+
+
 class AccessLog:
     """Writes access lines past structlog's processors: a line costs an encoding, and its share of a write.
 
@@ -81,14 +106,14 @@ class AccessLog:
     """
 
     def __init__(self, file: IO[str] | None = None) -> None:
-        self._file = file or sys.stderr
+        self._file = file or _stderr
         self._encoder = msgspec.json.Encoder()
-        self._lines: list[bytes] = []
+        self._lines: list[AccessLine] = []
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, line: AccessLine) -> None:
         """One line more. Needs a running event loop."""
-        self._lines.append(self._encoder.encode(line))
+        self._lines.append(line)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(MAX_DELAY_SECONDS, self.flush)
 
@@ -99,5 +124,5 @@ class AccessLog:
             self._timer = None
         lines, self._lines = self._lines, []
         if lines:
-            self._file.write(b"\n".join([*lines, b""]).decode("ascii", "replace"))
+            self._file.write(self._encoder.encode_lines(lines).decode("ascii", "replace"))
             self._file.flush()

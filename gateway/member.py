@@ -60,7 +60,8 @@ class Worker:
         self.identity_checked = False
         """Whether what it serves and speaks was asked since something last cast doubt on it."""
         self._models: list[Model] = []
-        self._names: frozenset[str] = frozenset()
+        self.names: frozenset[str] = frozenset()
+        """Of its models."""
         self.engine = "stock"
         self.dialect: Dialect = STOCK
         self.handoff_endpoint: dict[str, object] = {}
@@ -82,11 +83,11 @@ class Worker:
     @models.setter
     def models(self, models: list[Model]) -> None:
         self._models = models
-        self._names = frozenset(model.id for model in models)
+        self.names = frozenset(model.id for model in models)
 
     def serves(self, model: str) -> bool:
         """Whether it has this model."""
-        return model in self._names
+        return model in self.names
 
     def can_replace(self, other: "Worker", model: str) -> bool:
         """Whether a request for this model that the other refused may be sent here instead."""

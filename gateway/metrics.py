@@ -7,7 +7,7 @@ import asyncio
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -36,20 +36,39 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
 
-    def observe(self, value: float, times: int = 1) -> None:
-        """Count a value, so many times."""
-        self.counts[bisect_left(self.bounds, value)] += times
-        self.total += value * times
+    def observe(self, value: float) -> None:
+        """Count a value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def observe_each(self, total: float, times: int) -> None:
+        """Count so many equal values, of this sum; one where there is none."""
+        times = times or 1
+        self.counts[bisect_left(self.bounds, total / times)] += times
+        self.total += total
+
+
+@runtime_checkable
+class ReadsEvents(Protocol):
+    """A link that reads typed events, as the channel's does; one that relays SSE unread has none to skip."""
+
+    @property
+    def skipped_events(self) -> int:
+        """Events of tags that are not known here, since the link was made."""
+        ...
 
 
 class WorkerState(Protocol):
-    """A worker as the metrics see it: its place in the fleet, its role, its legs in flight, and how those before ended."""
+    """A worker as the metrics see it: its place in the fleet, its role, its link, its legs in flight, how those before ended."""
 
     @property
     def index(self) -> int: ...
 
     @property
     def role(self) -> str: ...
+
+    @property
+    def link(self) -> object: ...
 
     @property
     def up(self) -> bool: ...
@@ -109,7 +128,8 @@ _CLASSES: Final = {number: f"{number}xx" for number in range(1, 6)}
 class GatewayCollector(Collector):
     """Reads the counters, and asks for what is a state and not a count.
 
-    `workers` answers the fleet as it is now, `retries` how many further attempts were made.
+    `workers` answers the fleet as it is now, `retries` how many further attempts were made, `retries_refused` how many were not,
+    because all requests together had made too many.
     """
 
     def __init__(
@@ -118,11 +138,13 @@ class GatewayCollector(Collector):
         door: Door,
         workers: Callable[[], Iterable[WorkerState]],
         retries: Callable[[], int],
+        retries_refused: Callable[[], int],
     ) -> None:
         self._metrics = metrics
         self._door = door
         self._workers = workers
         self._retries = retries
+        self._retries_refused = retries_refused
 
     def collect(self) -> Iterable[Metric]:
         """All samples, now."""
@@ -152,6 +174,10 @@ class GatewayCollector(Collector):
         ignored = self._metrics.ignored_fields
         yield CounterMetricFamily(f"{PREFIX}_ignored_fields", "Request fields nobody knows.", value=ignored)
         yield CounterMetricFamily(f"{PREFIX}_retries", "Attempts after the first.", value=self._retries())
+        refused = self._retries_refused()
+        yield CounterMetricFamily(
+            f"{PREFIX}_retries_refused", "Attempts the fleet's budget did not allow.", value=refused
+        )
         family = CounterMetricFamily(f"{PREFIX}_refusals", "Requests not let in, by reason.", labels=["reason"])
         for reason, count in self._door.refusals.items():
             family.add_metric([str(reason)], count)
@@ -170,13 +196,18 @@ class GatewayCollector(Collector):
         active = GaugeMetricFamily(f"{PREFIX}_worker_legs_in_flight", "Legs in flight.", labels=of_worker)
         of_leg = ["worker", "leg", "outcome"]
         legs = CounterMetricFamily(f"{PREFIX}_worker_legs", "Legs ended, by leg and outcome.", labels=of_leg)
+        skipped = CounterMetricFamily(
+            f"{PREFIX}_skipped_events", "Events of unknown tags, passed over.", labels=of_worker
+        )
         for worker in self._workers():
             values = [str(worker.index), str(worker.role)]
             up.add_metric(values, float(worker.up))
             active.add_metric(values, worker.active)
+            if isinstance(worker.link, ReadsEvents):
+                skipped.add_metric(values, worker.link.skipped_events)
             for (leg, outcome), count in worker.legs.items():
                 legs.add_metric([str(worker.index), str(leg), str(outcome)], count)
-        return [up, active, legs]
+        return [up, active, legs, skipped]
 
 
 def _tasks() -> int:

@@ -44,6 +44,9 @@ from schemas.codec import (
 )
 from schemas.openai.models import Model
 
+_GENERATION_ONLY = spliced(disagg.GENERATION_ONLY)
+_CONTEXT_FIRST = spliced(disagg.CONTEXT_FIRST)
+
 _log = structlog.get_logger(__name__)
 
 
@@ -205,9 +208,12 @@ class _Attempt:
         Several sequences have no hand-off, and between stock workers neither has an echoed prompt; a short one is not worth one.
         """
         view: Any = self._call.view
-        several = self._frames.prompts > 1 or (view.n or 1) > 1 or (view.best_of or 1) > 1
-        echoed = view.echo is True and pair.context.dialect.stock
-        return several or echoed or self._frames.prompt_bytes <= 4 * self._serving.max_local_prefill_length
+        if self._frames.prompts > 1 or (view.n or 1) > 1 or (view.best_of or 1) > 1:
+            return True
+        if view.echo is True and pair.context.dialect.stock:
+            return True
+        short = self._serving.max_local_prefill_length
+        return short > 0 and self._frames.prompt_bytes <= 4 * short
 
     # --- one worker ---
 
@@ -242,7 +248,8 @@ class _Attempt:
             "disagg_request_id": disagg_request_id,
             "schedule_style": self._serving.schedule_style,
             "return_prompt_token_ids_b64": self._frames.chat and pair.generation.dialect.takes_ids_b64,
-        } | self._conversation(worker)
+        }
+        self._add_conversation(params, worker)
         if self._serving.schedule_style == disagg.GENERATION_FIRST:
             params["ctx_request_id"] = disagg_request_id
         params = worker.dialect.fit_params(params)
@@ -257,8 +264,8 @@ class _Attempt:
     async def _generation_leg(self, pair: Pair, context: ContextReply) -> Answer | LegStream:
         """The client's own request again, with what the context leg found out (trtllm-wire.md 1.4, step 8)."""
         params = context.params | {
-            "request_type": spliced(disagg.GENERATION_ONLY),
-            "schedule_style": spliced(disagg.CONTEXT_FIRST),
+            "request_type": _GENERATION_ONLY,
+            "schedule_style": _CONTEXT_FIRST,
             "ctx_usage": context.usage,
         }
         changes: dict[str, Any] = {"disaggregated_params": pair.generation.dialect.fit_params(params)}
@@ -270,8 +277,9 @@ class _Attempt:
         elif context.token_ids is not UNSET:
             changes["prompt"] = context.token_ids
         frame = self._frames.frame(pair.generation.dialect, **changes)
-        signature = self._signature(context.param("ctx_info_endpoint"), context.param("encoded_opaque_state"))
-        return await self._answering_leg(pair.generation, LegName.GENERATION, frame, self._order(signature))
+        return await self._answering_leg(
+            pair.generation, LegName.GENERATION, frame, self._order(self._signature(context.param))
+        )
 
     def _finished_by_context(self, context: ContextReply) -> Answer | LegStream | WholeStream:
         """The first token ended the answer: it is delivered whole, as a stream if one was asked for."""
@@ -328,28 +336,25 @@ class _Attempt:
     async def _early_generation_leg(self, pair: Pair, disagg_request_id: int) -> Answer | LegStream:
         """The client's own request, with where the context worker will be found (trtllm-wire.md 1.7)."""
         endpoint = pair.context.handoff_endpoint.get("ctx_info_endpoint")
-        params = (
-            pair.context.handoff_endpoint
-            | {
-                "request_type": disagg.GENERATION_ONLY,
-                "ctx_request_id": disagg_request_id,
-                "disagg_request_id": disagg_request_id,
-                "schedule_style": disagg.GENERATION_FIRST,
-                "ctx_info_endpoint": endpoint[0] if isinstance(endpoint, list) and endpoint else endpoint,
-            }
-            | self._conversation(pair.generation)
-        )
+        params = pair.context.handoff_endpoint | {
+            "request_type": disagg.GENERATION_ONLY,
+            "ctx_request_id": disagg_request_id,
+            "disagg_request_id": disagg_request_id,
+            "schedule_style": disagg.GENERATION_FIRST,
+            "ctx_info_endpoint": endpoint[0] if isinstance(endpoint, list) and endpoint else endpoint,
+        }
+        self._add_conversation(params, pair.generation)
         dialect = pair.generation.dialect
         frame = self._frames.frame(dialect, disaggregated_params=dialect.fit_params(params))
-        signature = self._signature(params["ctx_info_endpoint"], None)
+        signature = self._signature({"ctx_info_endpoint": params["ctx_info_endpoint"]}.get)
         return await self._answering_leg(pair.generation, LegName.GENERATION, frame, self._order(signature))
 
     # --- what every leg has ---
 
-    def _conversation(self, worker: Worker) -> dict[str, Any]:
+    def _add_conversation(self, params: dict[str, Any], worker: Worker) -> None:
         """The conversation's id for a worker that looks for it in the hand-off; others find it in `conversation_params`."""
-        wanted = worker.dialect.conversation_in_params and self._call.conversation_id is not None
-        return {"conversation_id": self._call.conversation_id} if wanted else {}
+        if worker.dialect.conversation_in_params and self._call.conversation_id is not None:
+            params["conversation_id"] = self._call.conversation_id
 
     async def _answering_leg(self, worker: Worker, name: LegName, frame: bytes, order: Order) -> Answer | LegStream:
         """The leg whose reply is the client's answer."""
@@ -364,13 +369,17 @@ class _Attempt:
         carried = {REQUEST_ID_HEADER: self._id, DEADLINE_HEADER: str(int(left * 1000) or 1)}
         if headers:
             carried |= headers
-        of = self._serving.deadlines
-        deadlines = Deadlines(connect=of.connect, first_byte=of.first_byte, idle=of.idle, total=left)
-        return Order(operation=self._call.operation, headers=carried, deadlines=deadlines)
+        return Order(operation=self._call.operation, headers=carried, deadlines=self._serving.deadlines.within(left))
 
-    def _signature(self, endpoint: Any, state: Any) -> dict[str, str]:
-        """Proof for the generation worker that the hand-off comes from the gateway, when there is a key to prove it with."""
-        if self._serving.auth_key is None or (endpoint is None and state is None):
+    def _signature(self, param: Callable[[str], Any]) -> dict[str, str]:
+        """Proof for the generation worker that the hand-off comes from the gateway, when there is a key to prove it with.
+
+        `param` answers what the hand-off says under a name.
+        """
+        if self._serving.auth_key is None:
+            return {}
+        endpoint, state = param("ctx_info_endpoint"), param("encoded_opaque_state")
+        if endpoint is None and state is None:
             return {}
         return {DISAGG_AUTH_HEADER: disagg.handoff_signature(self._serving.auth_key, endpoint, state)}
 

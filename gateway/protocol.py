@@ -10,13 +10,15 @@ import math
 import sys
 from collections import deque
 from secrets import token_hex
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 from urllib.parse import unquote
 
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from gateway.cycle import Cycle
+from gateway.cycle import CYCLE, Cycle
+from gateway.heads import RepeatedHead
+from gateway.outbox import Outgoing, outbox_of
 from schemas.codec import encode_json
 from schemas.openai.errors import ErrorKind, ServingError
 
@@ -32,6 +34,14 @@ _BEGINS_HERE: Final = -1
 """Stands for the bytes of a head that began in the data at hand."""
 _OFFER: Final = frozenset({b"upgrade", b"connection", b"http2-settings"})
 """The headers an upgrade is offered by."""
+
+
+class _Asked(NamedTuple):
+    """A request's head as it was understood; `length_at` is the place of its Content-Length among the headers."""
+
+    scope: Scope
+    headers: list[tuple[bytes, bytes]]
+    length_at: int
 
 
 class GatewayProtocol(HttpToolsProtocol):
@@ -55,15 +65,21 @@ class GatewayProtocol(HttpToolsProtocol):
         self._idle_since = 0.0
         self._refusal: ServingError | None = None
         self._running: Cycle | None = None
+        self._fields: dict[bytes, bytes] = {}  # The headers by name; of a name that was sent twice, the last.
         self._waiting: deque[Cycle] = deque()  # Requests sent ahead, the oldest first.
         self._last: Cycle | None = None  # Whose body arrives now.
         self._discarded = 0
         self._data = b""
+        self._first_data: bytes | None = None  # What the last request began in.
+        self._repeated: RepeatedHead[_Asked] = RepeatedHead()
+        self._common_of: list[tuple[bytes, bytes]] | None = None
+        self._common = b""
 
     # --- the connection ---
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in the base class
         super().connection_made(transport)
+        self.outgoing = Outgoing(transport, outbox_of(self.loop))
         self._crowded = len(self.connections) > self.max_connections
         if len(self.connections) > self.most_connections:
             self._refusal = no_connections()
@@ -85,26 +101,46 @@ class GatewayProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refusal is not None:
             return  # The connection is being closed; what still comes has no meaning.
+        if self._is_between_requests() and (body := self._repeated.body_of(data)) is not None:
+            self._ask_again(body)
+            return
         self._data = data
         super().data_received(data)
         self._data = b""
         if self._begun:
             self._head_goes_on(len(data))
+        elif self._first_data is data:
+            self._remember(data)
+
+    def _is_between_requests(self) -> bool:
+        """Whether all that was sent is answered, so that what comes now begins a request."""
+        last = self._last
+        return last is not None and last.response_complete and last.is_whole and not self._begun
 
     def shutdown(self) -> None:
         """The server stops: close now, or with the end of the answer under way."""
         if self._running is None or self._running.response_complete:
-            self.transport.close()
+            self.outgoing.close()
         else:
             self._running.keep_alive = False
 
-    def common_headers(self) -> list[tuple[bytes, bytes]]:
-        """What every answer carries: the date."""
-        return self.server_state.default_headers
+    def common_head(self) -> bytes:
+        """What every answer carries, as lines: the date. uvicorn replaces its list once a second."""
+        headers = self.server_state.default_headers
+        if headers is not self._common_of:
+            self._common_of = headers
+            self._common = b"".join([b"\r\n%b: %b" % header for header in headers])
+        return self._common
+
+    def over(self, cycle: Cycle) -> None:
+        """The application is done with this request."""
+        if cycle.task is not None:
+            self.tasks.discard(cycle.task)
 
     # --- heads ---
 
     def on_message_begin(self) -> None:
+        self._first_data = self._data
         self.url = b""
         self.headers = []
         self._begun = True
@@ -122,11 +158,18 @@ class GatewayProtocol(HttpToolsProtocol):
         if parser.get_method() == b"CONNECT":
             self._refuse(ServingError(ErrorKind.METHOD_NOT_ALLOWED, "This server is no proxy."))
         version = parser.get_http_version()
-        hosts = [name for name, _ in self.headers].count(b"host")
-        if hosts != 1 and (hosts or version == "1.1"):
+        self._fields = fields = dict(self.headers)
+        if not self._names_one_host(fields, version):
             self._refuse(ServingError(ErrorKind.INVALID, "A request has exactly one Host header."))
         if not parser.should_upgrade():  # Else it is parsed again without the offer: see below.
             self._take_up(self._scope(version), keep_alive=version != "1.0" and parser.should_keep_alive())
+
+    def _names_one_host(self, fields: dict[bytes, bytes], version: str) -> bool:
+        """RFC 9112, 3.2; HTTP/1.0 knows no Host."""
+        if len(fields) == len(self.headers):  # No name was sent twice.
+            return b"host" in fields or version != "1.1"
+        hosts = [name for name, _ in self.headers].count(b"host")
+        return hosts == 1 or not (hosts or version == "1.1")
 
     def _scope(self, version: str) -> Scope:
         raw_path, query = self._target()
@@ -157,25 +200,46 @@ class GatewayProtocol(HttpToolsProtocol):
             self._refuse(ServingError(ErrorKind.INVALID, "The target of the request is not a path."))
         return b"/" + rest.partition(b"/")[2], query
 
-    def _take_up(self, scope: Scope, *, keep_alive: bool) -> None:
+    def _take_up(self, scope: Scope, *, keep_alive: bool) -> Cycle:
         """Answer the request now, or after those before it."""
         if self._crowded:
             scope[CROWDED] = True
             keep_alive = False
-        awaited = any(name == b"expect" and value.lower() == b"100-continue" for name, value in self.headers)
-        cycle = self._last = Cycle(self, scope, keep_alive=keep_alive, expects_continue=awaited)
+        awaited = self._fields.get(b"expect", b"").lower() == b"100-continue"
+        cycle = self._last = Cycle(self, scope, self._fields, keep_alive=keep_alive, expects_continue=awaited)
         if self._running is None or self._running.response_complete:
             self._start(cycle)
-            return
-        self._waiting.append(cycle)
-        if len(self._waiting) > MAX_PIPELINED:
-            self._refuse(ServingError(ErrorKind.INVALID, "Too many requests were sent ahead."))
+        else:
+            self._waiting.append(cycle)
+            if len(self._waiting) > MAX_PIPELINED:
+                self._refuse(ServingError(ErrorKind.INVALID, "Too many requests were sent ahead."))
+        return cycle
+
+    def _remember(self, data: bytes) -> None:
+        """A request came as a whole: the next one may have the same head."""
+        cycle = self._last
+        if cycle is not None and cycle.is_whole and cycle.keep_alive and not cycle.expects_continue and cycle.scope:
+            names = [name for name, _ in self.headers]
+            if names.count(b"content-length") == 1 and b"transfer-encoding" not in names:
+                scope = {key: value for key, value in cycle.scope.items() if key != CYCLE}
+                self._repeated.learn(data, _Asked(scope, self.headers, names.index(b"content-length")))
+
+    def _ask_again(self, body: bytes) -> None:
+        """Take up a request that has the head of one before, but for the length of its body."""
+        asked = self._repeated.understood
+        if asked is None:
+            raise RuntimeError("A head that was not understood cannot be repeated.")
+        headers = asked.headers.copy()
+        headers[asked.length_at] = (b"content-length", b"%d" % len(body))
+        self._fields = dict(headers)
+        cycle = self._take_up({**asked.scope, "headers": headers, "state": self.app_state.copy()}, keep_alive=True)
+        cycle.body_arrived(body)
+        cycle.body_ended()
 
     def _start(self, cycle: Cycle) -> None:
         self._running = cycle
-        task = self.loop.create_task(cycle.run(self.app))
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        cycle.task = self.loop.create_task(cycle.run(self.app))
+        self.tasks.add(cycle.task)
 
     def answered(self) -> None:
         """The answer is complete: the next request, or waiting for one."""
@@ -199,7 +263,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if left > 0:
             self._idle_timer = self.loop.call_later(left, self._look_if_idle)
         elif not self.transport.is_closing():
-            self.transport.close()
+            self.outgoing.close()
 
     def _head_goes_on(self, size: int) -> None:
         """So many bytes more, and still no end of the head."""
@@ -230,7 +294,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if not self.transport.is_closing() and self._begun:
             self._refusal = ServingError(ErrorKind.TIMED_OUT_READING, "The head of the request did not arrive in time.")
             self.send_400_response("")
-        self.transport.close()
+        self.outgoing.close()
 
     def _stop_head_timer(self) -> None:
         if self._head_timer is not None:
@@ -247,10 +311,10 @@ class GatewayProtocol(HttpToolsProtocol):
         if running is not None and not running.response_complete:
             running.client_left()
             if running.response_started:
-                self.transport.close()
+                self.outgoing.close()
                 return
         self._write_refusal(error)
-        self.transport.close()
+        self.outgoing.close()
 
     def _write_refusal(self, error: ServingError) -> None:
         body = encode_json(error.body())
@@ -264,7 +328,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if error.retry_after is not None:
             head.append((b"retry-after", b"%d" % math.ceil(error.retry_after)))
         lines = b"".join(b"%b: %b\r\n" % pair for pair in head)
-        self.transport.write(b"%b%b\r\n%b" % (STATUS_LINE[error.status], lines, body))
+        self.outgoing.write(b"%b%b\r\n%b" % (STATUS_LINE[error.status], lines, body))
 
     # --- bodies ---
 
@@ -276,7 +340,7 @@ class GatewayProtocol(HttpToolsProtocol):
             return
         self._discarded += len(body)
         if self._discarded > MAX_DISCARDED_BYTES:
-            self.transport.close()
+            self.outgoing.close()
 
     def on_message_complete(self) -> None:
         if self._last is not None and not self.parser.should_upgrade():

@@ -12,6 +12,8 @@ from typing import Final, Protocol
 from starlette.types import Message, Send
 
 from gateway.api.errors import headers_of
+from gateway.cycle import Cycle
+from gateway.links.base import Take
 from gateway.metrics import Histogram
 from schemas.codec import encode_json
 from schemas.openai.errors import ServingError
@@ -37,18 +39,26 @@ class EventStream(Protocol):
         """The next whole events; `b""` at the end."""
         ...
 
+    async def pass_on(self, take: Take) -> None:
+        """Give ordinary events to `take` as they come, until it answers False, or `read` has something else."""
+        ...
+
     def close(self) -> None:
         """Abort what is not complete. A second call does nothing."""
         ...
 
 
 class Reply:
-    """Writes one response. `headers` go into whatever response it becomes; `status` is 0 until it has begun."""
+    """Writes one response. `headers` go into whatever response it becomes; `status` is 0 until it has begun.
 
-    __slots__ = ("_send", "ended", "failed", "first_byte", "headers", "status")
+    Where the server is ours, its `cycle` is written to without the detours of ASGI.
+    """
 
-    def __init__(self, send: Send, headers: Headers) -> None:
+    __slots__ = ("_cycle", "_send", "ended", "failed", "first_byte", "headers", "status")
+
+    def __init__(self, send: Send, headers: Headers, cycle: Cycle | None = None) -> None:
         self._send = send
+        self._cycle = cycle
         self.headers = headers
         self.status = 0
         self.ended = False
@@ -68,9 +78,12 @@ class Reply:
     async def whole(self, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = (JSON_HEADER,)) -> None:
         """A response whose body is here. JSON unless `headers` say otherwise."""
         self.status = status
-        length = (b"content-length", str(len(body)).encode())
-        start = {"type": "http.response.start", "status": status, "headers": [*headers, length, *self.headers]}
-        await self._send(start)
+        all_headers = [*headers, (b"content-length", b"%d" % len(body)), *self.headers]
+        if self._cycle is not None and not self._cycle.write_paused:
+            self.ended = True
+            self._cycle.answer(status, all_headers, body)
+            return
+        await self._send({"type": "http.response.start", "status": status, "headers": all_headers})
         self.ended = True
         await self._send({"type": "http.response.body", "body": body})
 
@@ -82,16 +95,16 @@ class Reply:
         self.status = 200
         await self._send({"type": "http.response.start", "status": 200, "headers": [*_STREAM_HEADERS, *self.headers]})
         last = b""
-        before = 0.0
+        pace = _Pace(gaps)
         while chunk := await events.read():
             await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
-            now = monotonic()
-            if last:
-                count = chunk.count(b"\n\n") or 1
-                gaps.observe((now - before) / count, count)
+            if self.first_byte is None:
+                self.first_byte = pace.before = monotonic()
             else:
-                self.first_byte = now
-            last, before = chunk, now
+                pace.sent(chunk)
+            last = chunk
+            if self._cycle is not None:
+                await events.pass_on(_passing_on(self._cycle.write, pace))
         self.failed = not last.endswith(DONE)
         self.ended = True
         await self._send({"type": "http.response.body", "body": b""})
@@ -111,3 +124,29 @@ class Reply:
                     await self._send({"type": "http.response.body", "body": error_record(error)})
                 else:
                     await self.whole(error.status, encode_json(error.body()), headers_of(error))
+
+
+class _Pace:
+    """Tells a histogram the time that each event after the first took; `before` is when the last one was sent (monotonic)."""
+
+    __slots__ = ("_gaps", "before")
+
+    def __init__(self, gaps: Histogram) -> None:
+        self._gaps = gaps
+        self.before = 0.0
+
+    def sent(self, events: bytes) -> None:
+        """These events were sent now."""
+        now = monotonic()
+        self._gaps.observe_each(now - self.before, events.count(b"\n\n"))
+        self.before = now
+
+
+def _passing_on(write: Take, pace: _Pace) -> Take:
+    """What is done for each event of a stream that flows: nothing that could wait."""
+
+    def take(events: bytes) -> bool:
+        pace.sent(events)
+        return write(events)
+
+    return take

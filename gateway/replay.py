@@ -2,6 +2,7 @@
 
 from msgspec import structs
 
+from gateway.links.base import Take
 from schemas.codec import AnyChatView, AnyCompletionView
 from schemas.openai.chat import ChatCompletion
 from schemas.openai.completions import Completion
@@ -19,6 +20,9 @@ class WholeStream:
         """Everything, then `b""`."""
         data, self._data = self._data, b""
         return data
+
+    async def pass_on(self, take: Take) -> None:
+        """Nothing comes that is not here."""
 
     def close(self) -> None:
         """Nothing is left to end."""

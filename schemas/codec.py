@@ -314,7 +314,7 @@ def _spliced(value: Any, name: str) -> Raw:
 
 def _as_bin(raw: Raw, name: str) -> Any:
     data = memoryview(raw)
-    if data[:1].tobytes() != b"[":
+    if data[0] != ord("["):  # A Raw is never empty.
         raise DecodeFailure(f"Invalid value for '{name}': Expected `array`.", name)
     return data
 
@@ -332,15 +332,30 @@ EVENT_TAGS: Final = frozenset(type_.__struct_config__.tag for type_ in (Started,
 def read_events(batch: bytes) -> tuple[list[tuple[int, Event]], int]:
     """A batch of `[stream, event]`, and how many events were skipped because their tag is not known here.
 
-    A batch that fails typed decoding is decoded again event by event, so that a newer peer's event costs only itself. An event of a
-    known tag that does not decode fails the batch.
+    A batch that fails typed decoding is decoded again event by event, so that a newer peer's event costs only itself. One that says
+    it is the `last` of its stream stands for an end that is not known here: it is read as `Failed`, so that nobody waits for
+    another. An event of a known tag that does not decode fails the batch.
     """
     try:
         return _event_batch.decode(batch), 0
     except MALFORMED:
         pairs: list[tuple[int, Raw]] = guarded(_event_batch_raw.decode, batch)
-    known = [(stream, raw) for stream, raw in pairs if _is_known(guarded(_tag.decode, raw).get("type"))]
-    return [(stream, guarded(_event.decode, raw)) for stream, raw in known], len(pairs) - len(known)
+    events: list[tuple[int, Event]] = []
+    unknown = 0
+    for stream, raw in pairs:
+        said = guarded(_tag.decode, raw)
+        if _is_known(said.get("type")):
+            events.append((stream, guarded(_event.decode, raw)))
+            continue
+        unknown += 1
+        if said.get("last") is True:
+            events.append((stream, _unknown_end()))
+    return events, unknown
+
+
+def _unknown_end() -> Failed:
+    message = "The worker ended its answer in a way that is not known here."
+    return Failed(kind=ErrorKind.BAD_WORKER, message=message, code="unknown_end")
 
 
 def _is_known(tag: object) -> bool:

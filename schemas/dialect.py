@@ -18,7 +18,7 @@ from typing import Any, Final
 from msgspec import UNSET, Struct, structs
 
 from schemas.codec import AnyChatView, AnyCompletionView
-from schemas.openai.chat import ChatCompletion, ChatView, TolerantChatView
+from schemas.openai.chat import CHAT_VIEWS, ChatCompletion, ChatView
 from schemas.openai.completions import CompletionView
 from schemas.openai.errors import invalid
 from schemas.openai.options import StreamOptions
@@ -142,6 +142,8 @@ class Dialect(Struct, frozen=True):
 
     def fit_params(self, params: dict[str, Any]) -> dict[str, Any]:
         """The hand-off without the keys this worker would refuse. None of them changes the state that is handed over."""
+        if self.unknown_params.isdisjoint(params):
+            return params
         return {name: value for name, value in params.items() if name not in self.unknown_params}
 
     def fit(self, view: AnyChatView | AnyCompletionView) -> None:
@@ -171,7 +173,7 @@ def unify(view: AnyChatView | AnyCompletionView) -> None:
         view.stream_options.include_obfuscation = UNSET
         if view.stream_options.include_usage in (UNSET, None):
             view.stream_options.include_usage = False
-    if isinstance(view, ChatView | TolerantChatView):
+    if isinstance(view, CHAT_VIEWS):
         _unify_limits(view)
         settle_choice(view)
 

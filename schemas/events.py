@@ -2,6 +2,9 @@
 
 The transport-free form of a stream: the worker's HTTP side and the gateway's gRPC link make the same bytes of it
 (`schemas/openai/stream.py`). Events are tagged by a short string; a reader skips and counts tags it does not know.
+
+So what is added later must be an event that a stream can do without. If it ever is one that ends a stream, it carries `last: true`:
+older readers then fail that stream at once (`codec.read_events`) instead of waiting for an end that has been.
 """
 
 from typing import Any

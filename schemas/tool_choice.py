@@ -19,6 +19,7 @@ class _Tool(Struct, frozen=True):
     function: _Function = _Function()
 
 
+_NAMING = (NamedToolChoice, AllowedToolsChoice)
 _listed = msgspec.json.Decoder(list[Raw])
 _named = msgspec.json.Decoder(list[_Tool])
 
@@ -26,7 +27,7 @@ _named = msgspec.json.Decoder(list[_Tool])
 def settle_choice(view: AnyChatView) -> None:
     """Raise the 400 for a function that is not on offer. Allowed tools become the only ones, and their mode the choice."""
     choice = view.tool_choice
-    if not isinstance(choice, NamedToolChoice | AllowedToolsChoice) or isinstance(view.tools, UnsetType):
+    if not isinstance(choice, _NAMING) or isinstance(view.tools, UnsetType):
         return
     names = _names(view.tools)
     check_choice(choice, names)

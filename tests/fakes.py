@@ -108,7 +108,6 @@ class ControlledEngine(Engine):
             chat_template=PLAIN_TEMPLATE,
             bos="",
             eos="\x00",
-            cancel_granularity="at once",
         )
         self.sequences: list[ControlledSequence] = []
         self.aborted: list[str] = []

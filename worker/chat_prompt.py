@@ -13,7 +13,7 @@ from worker.engines.base import Engine, EngineFacts
 from worker.fields import given, unsupported
 from worker.markup import THINK_OPEN
 from worker.prompt import ChatTemplate
-from worker.sampling import check_vocabulary
+from worker.sampling import check_vocabulary, context_exceeded
 from worker.tools import ToolUse
 
 _TAIL: Final = 16
@@ -28,7 +28,7 @@ def chat_prompt(
     tokens = _handed_over(request)
     if tokens is None:
         text = template.render(messages, _variables(request, tools, template, facts))
-        tokens = engine.tokenize(text, special=True, add_special=given(request.add_special_tokens, False))
+        tokens = tokenized(text, request, engine, facts, "messages", add_special=False)
         tokens = truncated(tokens, request)
     if not tokens:
         raise invalid("The messages make an empty prompt.", "messages")
@@ -78,6 +78,20 @@ def _documents(request: ChatCompletionRequest, template: ChatTemplate) -> list[d
     if documents and "documents" not in template.variables:
         raise unsupported("documents", "the model's chat template has no place for them")
     return documents or None
+
+
+def tokenized(
+    text: str, request: GenerationOptions, engine: Engine, facts: EngineFacts, param: str, *, add_special: bool
+) -> list[int]:
+    """A prompt's text as tokens, all of them. One that is far too long is refused before, if the prompt is not to be cut.
+
+    `add_special` is what the request means when it does not say.
+    """
+    if given(request.truncate_prompt_tokens, None) is None:
+        fewest = engine.fewest_tokens(text, facts.context_length)
+        if fewest >= facts.context_length:
+            raise context_exceeded(f"at least {fewest}", facts, param)
+    return engine.tokenize(text, special=True, add_special=given(request.add_special_tokens, add_special))
 
 
 def truncated(tokens: list[int], request: GenerationOptions) -> list[int]:

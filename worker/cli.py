@@ -13,6 +13,7 @@ from worker import log
 from worker.channel_start import ChannelFailed
 from worker.cluster import RegistrationRefused
 from worker.config import WorkerConfig
+from worker.descriptors import raise_limit
 from worker.engines.base import EngineError
 from worker.server import bind, run_worker
 from worker.tls import TlsRefused
@@ -52,6 +53,7 @@ def serve(config: WorkerConfig) -> int:
     """Bind, load, serve. Answers the exit status."""
     log.configure(config.log_level)
     _log.info("worker.starting", **config.masked())
+    raise_limit()
     try:
         listener = bind(config.host, config.port)
     except OSError as error:

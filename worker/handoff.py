@@ -31,6 +31,8 @@ WAIT_HEADER: Final = "x-packrelay-handoff-wait-ms"
 
 CONNECT_SECONDS: Final = 2.0
 SILENCE_SECONDS: Final = 10.0
+SLOWEST_BYTES_PER_SECOND: Final = 1 << 20
+"""A transfer that is slower than this on the whole, by more than a silence, is given up: its end is not left to the other side."""
 _MAX_OVERHEAD_BYTES: Final = 64 << 10
 """Bytes of a reply that are not the state."""
 _READ_BYTES: Final = 1 << 20
@@ -120,7 +122,8 @@ class Fetched(Struct, frozen=True):
 
 
 class HandoffClient:
-    """Fetches states from other workers. Every step has a deadline; nothing is tried twice, no redirect is followed.
+    """Fetches states from other workers. Every step has a deadline, and so has the whole, by the bytes that came; nothing is tried
+    twice, no redirect is followed.
 
     `peers` are the hosts (or host:port) it may ask; empty means any. `limit_bytes` bounds a state. `tls` is for https addresses;
     without it the system's certificates are trusted.
@@ -194,17 +197,22 @@ class HandoffClient:
     async def _reply(self, reader: asyncio.StreamReader, wait: float) -> Fetched:
         reply = _Reply(self._limit)
         parser = httptools.HttpResponseParser(reply)
-        silence = wait + SILENCE_SECONDS
+        clock = asyncio.get_running_loop().time
+        begun = clock() + wait  # At the latest.
+        due = begun + SILENCE_SECONDS
         while not reply.complete:
             try:
-                async with asyncio.timeout(silence):
+                async with asyncio.timeout_at(due):
                     piece = await reader.read(_READ_BYTES)
             except TimeoutError as error:
-                raise TransferFailed(Reason.SILENT, f"The context worker was silent for {silence:g} s.") from error
+                said = f"{reply.received} bytes came of the context worker's state, and no more in time."
+                raise TransferFailed(Reason.SILENT, said) from error
             if not piece:
                 raise TransferFailed(Reason.TRUNCATED, "The connection ended before the state was complete.")
             reply.feed(parser, piece)
-            silence = SILENCE_SECONDS
+            now = clock()
+            begun = min(begun, now)
+            due = min(now, begun + reply.received / SLOWEST_BYTES_PER_SECOND) + SILENCE_SECONDS
         return reply.fetched(parser.get_status_code())
 
 
@@ -213,9 +221,10 @@ class _Reply:
 
     def __init__(self, limit: int) -> None:
         self.complete = False
+        self.received = 0
+        """Bytes, of its head and of its body."""
         self._limit = limit
         self._description = b""
-        self._received = 0
         self._body = bytearray()
 
     def feed(self, parser: httptools.HttpResponseParser, piece: bytes) -> None:
@@ -224,8 +233,8 @@ class _Reply:
             parser.feed_data(piece)
         except httptools.HttpParserError as error:
             raise TransferFailed(Reason.DAMAGED, f"The reply is not HTTP: {error}") from error
-        self._received += len(piece)
-        if len(self._body) > self._limit or self._received - len(self._body) > _MAX_OVERHEAD_BYTES:
+        self.received += len(piece)
+        if len(self._body) > self._limit or self.received - len(self._body) > _MAX_OVERHEAD_BYTES:
             raise TransferFailed(Reason.DAMAGED, "The reply is larger than any state may be.")
 
     def fetched(self, status: int) -> Fetched:

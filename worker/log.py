@@ -1,8 +1,13 @@
-"""Logs: JSON lines on stderr, one event each. What libraries log goes the same way."""
+"""Logs: JSON lines on stderr, one event each. What libraries log goes the same way.
 
+A line that cannot be written (a full disk, a reader that is gone) is lost; the request it tells of is not.
+"""
+
+import io
 import logging
 import sys
-from typing import Any, TextIO
+from contextlib import suppress
+from typing import Any, TextIO, cast
 
 import structlog
 
@@ -13,17 +18,24 @@ _SHARED: tuple[Any, ...] = (
 )
 
 
-class _StderrHandler(logging.StreamHandler[TextIO]):
-    """Writes to what stderr is when something is logged: one that was kept may have been closed or replaced since."""
+class _Stderr(io.TextIOBase):
+    """What stderr is when something is logged: one that was kept may have been closed or replaced since. Never raises."""
 
-    def emit(self, record: logging.LogRecord) -> None:
-        self.stream = sys.stderr
-        super().emit(record)
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError):
+            sys.stderr.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            sys.stderr.flush()
+
+
+_stderr = cast("TextIO", _Stderr())
 
 
 def _stderr_logger(*_arguments: object) -> structlog.WriteLogger:
-    """The same for structlog, which asks for one at every line."""
-    return structlog.WriteLogger(sys.stderr)
+    return structlog.WriteLogger(_stderr)
 
 
 def configure(level: str) -> None:
@@ -38,7 +50,7 @@ def configure(level: str) -> None:
         logger_factory=_stderr_logger,
         cache_logger_on_first_use=False,
     )
-    handler = _StderrHandler()
+    handler = logging.StreamHandler(_stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=_SHARED,

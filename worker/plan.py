@@ -16,7 +16,7 @@ from schemas.openai.completions import CompletionRequest
 from schemas.openai.errors import invalid
 from schemas.openai.options import GenerationOptions
 from schemas.openai.rules import candidates_of, check_together, explicit_limit
-from worker.chat_prompt import chat_prompt, leaves_thinking_open, truncated
+from worker.chat_prompt import chat_prompt, leaves_thinking_open, tokenized, truncated
 from worker.constraint import constraint_of
 from worker.engines.base import Capability, Constraint, Engine, EngineFacts, Sampling
 from worker.fields import given, refuse_unsupported, require, unsupported
@@ -147,11 +147,15 @@ def plan_completion(request: CompletionRequest, engine: Engine, facts: EngineFac
     candidates = _candidates(request, facts)
     texts = prompt_of(request)
     _check_sequences(len(texts), candidates)
-    prompts = [_completion_prompt(text, request, engine, facts) for text in texts]
     limit = explicit_limit(request)
+    prompts: list[_Prompt] = []
+    limits: list[int] = []
+    for text in texts:
+        prompts.append(_completion_prompt(text, request, engine, facts))
+        # If this one is too long, the others need not be tokenised any more.
+        limits.append(limit_for(len(prompts[-1].tokens), limit, facts, "prompt"))
     logprobs = completion_logprobs(request, facts)
     constraint = constraint_of(request.response_format, facts)
-    limits = [limit_for(len(prompt.tokens), limit, facts, "prompt") for prompt in prompts]
     sampling = sampling_of(request, facts, max_tokens=max(limits), logprobs=logprobs, constraint=constraint)
     output = replace(_output(request, engine, logprobs), chosen_in_top=True)
     if given(request.echo, False) and logprobs is not None:
@@ -165,7 +169,7 @@ def _completion_prompt(
 ) -> _Prompt:
     """The prompt's tokens, cut as asked; an empty one becomes the start token."""
     if isinstance(prompt, str):
-        tokens = engine.tokenize(prompt, special=True, add_special=given(request.add_special_tokens, True))
+        tokens = tokenized(prompt, request, engine, facts, "prompt", add_special=True)
     else:
         check_vocabulary(prompt, facts, "prompt")
         tokens = prompt

@@ -1,7 +1,10 @@
-"""uvicorn's HTTP protocol with what it leaves out at a worker's port: a head has a size, and a time to arrive in."""
+"""uvicorn's HTTP protocol with what it leaves out at a worker's port: a head has a size, and a time to arrive in; connections
+have a number.
+"""
 
 import asyncio
-from typing import Any, Final, cast
+import math
+from typing import Any, ClassVar, Final, NoReturn, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
@@ -14,19 +17,30 @@ HEAD_SECONDS: Final = 15.0
 
 
 class WorkerProtocol(HttpToolsProtocol):
-    """One connection. What is no request gets the error object, and the connection ends."""
+    """One connection. What is no request gets the error object, and the connection ends.
+
+    So does the first request of a connection above `max_connections`; those above `most_connections` are told without being read.
+    """
 
     head_seconds = HEAD_SECONDS
+    max_connections: ClassVar[int] = 1 << 30
+    most_connections: ClassVar[int] = 1 << 30
 
     def __init__(self, *arguments: Any, **named: Any) -> None:  # uvicorn's own signature, passed through
         super().__init__(*arguments, **named)
         self._in_head = True
         self._head_bytes = 0
+        self._crowded = False
         self._refusal: ServingError | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in the base class
         super().connection_made(transport)
+        self._crowded = len(self.connections) > self.max_connections
+        if len(self.connections) > self.most_connections:
+            self._refusal = _too_many()
+            self.send_400_response("")
+            return
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -54,10 +68,15 @@ class WorkerProtocol(HttpToolsProtocol):
         self._in_head = False
         self._stop_waiting()
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD_BYTES:
-            # The parser stops, and comes back by way of `send_400_response`.
-            self._refusal = _too_large()
-            raise self._refusal
+            self._refuse(_too_large())
+        if self._crowded:
+            self._refuse(_too_many())
         super().on_headers_complete()
+
+    def _refuse(self, error: ServingError) -> NoReturn:
+        """Stop the parser, which comes back by way of `send_400_response`."""
+        self._refusal = error
+        raise error
 
     def send_400_response(self, msg: str) -> None:
         """The error object for what is not a request, or too large a one; nothing into the middle of another answer."""
@@ -67,8 +86,10 @@ class WorkerProtocol(HttpToolsProtocol):
         running = cast("RequestResponseCycle | None", self.cycle)
         if running is None or running.response_complete:
             body = encode_json(error.body())
-            head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-            self.transport.write(STATUS_LINE[error.status] + head + body)
+            head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n" % len(body)
+            if error.retry_after is not None:
+                head += b"retry-after: %d\r\n" % math.ceil(error.retry_after)
+            self.transport.write(STATUS_LINE[error.status] + head + b"\r\n" + body)
         self.transport.close()
 
     def _await_head(self) -> None:
@@ -89,3 +110,8 @@ class WorkerProtocol(HttpToolsProtocol):
 def _too_large() -> ServingError:
     message = f"The head of the request is larger than {MAX_HEAD_BYTES} bytes."
     return ServingError(ErrorKind.HEADERS_TOO_LARGE, message)
+
+
+def _too_many() -> ServingError:
+    message = "The server has too many connections at the moment."
+    return ServingError(ErrorKind.UNAVAILABLE, message, code="no_connections", retry_after=1)

@@ -47,12 +47,12 @@ def limit_for(prompt_tokens: int, explicit: int | None, facts: EngineFacts, para
     """How many tokens may be generated after a prompt: what was asked for, as far as the context has room."""
     room = facts.context_length - prompt_tokens
     if room <= 0:
-        raise context_exceeded(prompt_tokens, facts, param)
+        raise context_exceeded(f"{prompt_tokens}", facts, param)
     return room if explicit is None else min(explicit, room)
 
 
-def context_exceeded(prompt_tokens: int, facts: EngineFacts, param: str) -> ServingError:
-    """The 400 that clients look for to shorten their prompt."""
+def context_exceeded(prompt_tokens: str, facts: EngineFacts, param: str) -> ServingError:
+    """The 400 that clients look for to shorten their prompt; it says how many tokens that has."""
     return invalid(
         f"This model's maximum context length is {facts.context_length} tokens, and the prompt has {prompt_tokens}: "
         "it must leave room for at least one more. Please shorten it.",

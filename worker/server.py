@@ -20,6 +20,7 @@ from worker.app import create_app
 from worker.channel_start import bind_channel, start_channel
 from worker.cluster import registrar_of
 from worker.config import WorkerConfig
+from worker.descriptors import Room, room
 from worker.engines import create_engine
 from worker.engines.base import Engine, EngineFacts
 from worker.handoff import HandoffClient, Reason
@@ -35,6 +36,7 @@ if TYPE_CHECKING:  # they import grpc and aiohttp, which not every worker has
     from worker.channel import ChannelServer
     from worker.registration import Registrar
 
+BACKLOG: Final = 2048
 CONNECTIONS_SECONDS: Final = 2
 """How long connections may take to close once nothing is served any more."""
 ENGINE_SECONDS: Final = 10.0
@@ -77,10 +79,12 @@ class Server(uvicorn.Server):
         channel: "ChannelServer | None" = None,
         registrar: "Registrar | None" = None,
     ) -> None:
+        places = room()
         super().__init__(
             uvicorn.Config(
                 app,
-                http=WorkerProtocol,
+                http=_protocol_for(places),
+                backlog=min(places.refused, BACKLOG),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -141,6 +145,12 @@ class Server(uvicorn.Server):
         if self._channel is not None:
             await self._channel.stop()
         await super().shutdown(sockets)
+
+
+def _protocol_for(places: Room) -> type[WorkerProtocol]:
+    """The protocol with so many places."""
+    numbers = {"max_connections": places.served, "most_connections": places.served + places.refused}
+    return type("ConfiguredProtocol", (WorkerProtocol,), numbers)
 
 
 def bind(host: str, port: int) -> socket.socket:

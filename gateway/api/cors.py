@@ -16,6 +16,8 @@ class Cors:
     def __init__(self, origins: Collection[str]) -> None:
         self._origins = {origin.encode("latin-1", "replace").lower() for origin in origins}
         self._any = b"*" in self._origins
+        self.enabled = bool(self._origins)
+        """Whether anything is ever added."""
 
     def headers(self, request: Mapping[bytes, bytes]) -> Headers:
         """What is added to every response."""

@@ -9,7 +9,7 @@ from msgspec import UNSET
 from starlette.types import Receive, Scope, Send
 
 from gateway.api.parts import Parts
-from gateway.body import decoded, read_body, refuse_by_headers, too_slow
+from gateway.body import body_at_hand, decoded, read_body, refuse_by_headers, too_slow
 from gateway.conversation import settle_conversation
 from gateway.exchange import Exchange, TimeLimit
 from gateway.lifecycle import shutting_down
@@ -55,14 +55,17 @@ class GenerationEndpoint:
         with parts.admission.permit() as permit:
             headers = exchange.headers
             refuse_by_headers(headers, parts.config.max_body_bytes)
-            exchange.limit(self._time_for_body)
-            body = await read_body(receive, parts.config.max_body_bytes, permit)
+            body = body_at_hand(scope, parts.config.max_body_bytes, permit)
+            if body is None:
+                exchange.limit(self._time_for_body)
+                body = await read_body(receive, parts.config.max_body_bytes, permit)
             exchange.watch(scope, receive)
             exchange.limit(self._time_for_answer)
             if b"content-encoding" in headers:
                 body = await decoded(body, headers, parts.config.max_body_bytes, permit)
             call = self._call(exchange, body)
-            await permit.enter()
+            if not permit.entered_at_once():
+                await permit.enter()
             if parts.lifecycle.draining:
                 raise shutting_down()
             answer = await parts.backend.answer(call)
@@ -134,10 +137,11 @@ def refuse_handoff(view: View) -> None:
     """Raise a 400 for a hand-off field with a value; null is taken as if it was not there."""
     for name in HANDOFF_FIELDS:
         value = getattr(view, name, UNSET)
-        if value is None:
-            setattr(view, name, UNSET)
-        elif value is not UNSET:
+        if value is UNSET:
+            continue
+        if value is not None:
             raise _not_from_outside(name)
+        setattr(view, name, UNSET)
 
 
 def model_not_found(model: str) -> ServingError:

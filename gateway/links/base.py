@@ -7,7 +7,7 @@ LinkError
 └── BadReply        the worker answered something that is not its protocol
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from msgspec import Struct
@@ -47,6 +47,10 @@ class Deadlines(Struct, frozen=True, kw_only=True):
     idle: float = 60.0
     total: float = 600.0
 
+    def within(self, seconds: float) -> "Deadlines":
+        """The same with another end of everything."""
+        return Deadlines(connect=self.connect, first_byte=self.first_byte, idle=self.idle, total=seconds)
+
 
 class Reply(Struct, frozen=True):
     """A whole reply: HTTP status, headers with lower-case names, body."""
@@ -54,6 +58,10 @@ class Reply(Struct, frozen=True):
     status: int
     headers: Mapping[str, str]
     body: bytes
+
+
+Take = Callable[[bytes], bool]
+"""Takes whole events, at once; False says that the next ones are to wait until they are read."""
 
 
 class ReplyStream(Protocol):
@@ -75,6 +83,14 @@ class ReplyStream(Protocol):
         """The next bytes, as many as are here; `b""` once the reply is complete. Raises WorkerLost, WorkerSilent, BadReply.
 
         Cancelling a read ends nothing by itself: `close` does.
+        """
+        ...
+
+    async def pass_on(self, take: Take) -> None:
+        """Give the events of a stream to `take` as they arrive, without waking a task for each.
+
+        Returns when `take` has answered False, or when `read` has something else than ordinary events: the terminal, or a failure.
+        Nothing is given to `take` after this has returned or was cancelled.
         """
         ...
 

@@ -8,7 +8,7 @@ from uuid import uuid4
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from gateway.links.base import BadReply, Reply
+from gateway.links.base import BadReply, Reply, Take
 from gateway.links.errors import lift_error
 from gateway.links.event_stream import EventStream
 from schemas.codec import MALFORMED, MSGPACK_TYPE, REQUEST_ID_HEADER, SSE_TYPE, encode_json
@@ -97,6 +97,17 @@ class RecordStream:
             events = []
         return b""
 
+    async def pass_on(self, take: Take) -> None:
+        """Give records to `take` as their events come; see `ReplyStream`."""
+        if self._first:
+            return
+
+        def taker(events: list[Event]) -> bool:
+            records = b"".join(map(self._chunks.records, events))
+            return take(records) if records else True
+
+        await self._events.pass_on(taker)
+
     async def body(self) -> bytes:
         """All that is left."""
         pieces: list[bytes] = []
@@ -133,6 +144,9 @@ class WholeReplyStream:
         """The whole body, once."""
         body, self._body = self._body, b""
         return body
+
+    async def pass_on(self, take: Take) -> None:
+        """It has no events."""
 
     async def body(self) -> bytes:
         """The whole body."""

@@ -5,14 +5,18 @@ Who owns what: the pool owns an idle connection; a call or a reply stream owns a
 """
 
 import asyncio
+from collections.abc import Callable
 from enum import Enum
 from time import monotonic
 from typing import Final, Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
+from gateway.heads import RepeatedHead
 from gateway.links.base import BadReply, Deadlines, LinkError, WorkerLost, WorkerSilent
+from gateway.links.chunks import CHUNK_OF_EVENTS_END, whole_chunk
 from gateway.links.read_window import ReadWindow
+from gateway.outbox import Outgoing, outbox_of
 from schemas.codec import SSE_TYPE
 
 HIGH_WATER_BYTES: Final = 256 << 10
@@ -61,13 +65,17 @@ class Connection(asyncio.Protocol):
         self._name = name
         self._max_reply_bytes = max_reply_bytes
         self._window = window
+        self._fast = 2 * window.seconds
         self._transport: asyncio.Transport | None = None
+        self._outgoing: Outgoing | None = None
         self._abandoned = False
         self._parser = HttpResponseParser(self)
+        self._repeated: RepeatedHead[tuple[int, dict[str, str]]] = RepeatedHead()
         self._exchanges = 0
         self._paused = False  # Not read because what came is not taken.
         self._windowed = False  # Not read before the end of the read window.
         self._waiter: asyncio.Future[None] | None = None
+        self._taker: Callable[[bytes], bool] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self.parked_at = 0.0
@@ -91,6 +99,8 @@ class Connection(asyncio.Protocol):
         self._complete = False
         self._draining = False
         self._awaiting_event = False
+        self._chunk_ended = False  # The last thing the parser found was the end of a chunk.
+        self._between_chunks = False
         self._read_at = 0.0
         self._failure: LinkError | None = None
         self._pieces: list[bytes] = []
@@ -125,6 +135,16 @@ class Connection(asyncio.Protocol):
             await self._wait(Goal.DATA)
         return self.take()
 
+    async def pass_on(self, taker: Callable[[bytes], bool]) -> None:
+        """Give the bytes of the body to `taker` as they arrive, until it answers False, or raises BadReply, or `read` has news."""
+        if self._pieces or self._complete or self._failure is not None:
+            return
+        self._taker = taker
+        try:
+            await self._wait(Goal.DATA)
+        finally:
+            self._taker = None
+
     def take(self) -> bytes:
         """The body bytes that are here."""
         pieces = self._pieces
@@ -147,20 +167,20 @@ class Connection(asyncio.Protocol):
 
     def release(self) -> None:
         """Give the connection back if the reply was read to its end and another can follow; end it otherwise."""
-        transport = self._transport
+        outgoing = self._outgoing
         if (
             self._complete
             and self._reusable
-            and transport is not None
-            and not transport.is_closing()
+            and outgoing is not None
+            and self.is_usable()
             # A reply that overtook its request (413): the rest of the frame would be read as the next request.
-            and transport.get_write_buffer_size() == 0
+            and outgoing.is_empty()
         ):
             if self._paused:
                 self._resume()
             self._pieces = []
             self._busy = False
-            self.parked_at = self._loop.time()
+            self.parked_at = monotonic()
             self._owner.park(self)
         else:
             self.abort()
@@ -188,21 +208,17 @@ class Connection(asyncio.Protocol):
         """Whether a request may be written. uvloop raises on a write to a connection that the peer has just closed."""
         return self._transport is not None and not self._transport.is_closing()
 
-    def idle_for(self) -> float:
-        """How long it has waited for a request, in seconds."""
-        return self._loop.time() - self.parked_at
-
     def _send(self, head: bytes, frame: bytes, deadlines: Deadlines, give_up: float, goal: Goal) -> None:
         self._reset(goal, deadlines, give_up)
         self._busy = True
         self._exchanges += 1
-        self._sent_at = self._loop.time()
-        if self._transport is None:
+        self._sent_at = monotonic()
+        if self._outgoing is None:
             pass
         elif len(frame) <= JOIN_BYTES:
-            self._transport.write(head + frame)
+            self._outgoing.write(head + frame)
         else:
-            self._transport.writelines((head, frame))
+            self._outgoing.writelines((head, frame))
         self._expect(deadlines.first_byte)
 
     async def _wait(self, goal: Goal) -> None:
@@ -224,17 +240,21 @@ class Connection(asyncio.Protocol):
             or (goal is Goal.DATA and self._pieces)
             or (goal is Goal.HEAD and self._head_done)
         ):
-            waiter.set_result(None)
+            self._wake_now()
 
     # --- deadlines: one lazy timer, which is moved only to an earlier time and looks at `_due` when it fires ---
 
     def _expect(self, seconds: float) -> None:
         """The worker has this long to say something."""
-        self._due = due = min(self._loop.time() + seconds, self._give_up)
+        self._due = monotonic() + seconds
+        due = min(self._due, self._give_up)
         if self._timer is not None:
             if self._timer_at <= due:
                 return
             self._timer.cancel()
+        self._arm(due)
+
+    def _arm(self, due: float) -> None:
         self._timer = self._loop.call_at(due, self._tick)
         self._timer_at = due
 
@@ -242,13 +262,13 @@ class Connection(asyncio.Protocol):
         self._timer = None
         if not self._busy or self._complete:
             return
-        now = self._loop.time()
+        now = monotonic()
+        due = min(self._due, self._give_up)
         if self._streamed and self._unread and now < self._give_up:
             # It is the reader that is late, not the worker.
             self._expect(self._deadlines.idle)
-        elif now < self._due:
-            self._timer = self._loop.call_at(self._due, self._tick)
-            self._timer_at = self._due
+        elif now < due:
+            self._arm(due)
         else:
             self._fail(WorkerSilent(f"{self._name} {self._silence(now)}."))
 
@@ -278,10 +298,14 @@ class Connection(asyncio.Protocol):
         if self.is_usable():
             self._expect(self._deadlines.idle)
 
-    def _wait_for_window(self) -> None:
-        """If this stream is a fast one, let more of it arrive before it is read again."""
+    def _heard_more(self) -> None:
+        """More of a stream has come: the silence begins anew, and of a fast stream more may arrive before the next read.
+
+        The worker's time is moved without looking at the timer: it is never set later than the end of a silence.
+        """
         now = monotonic()
-        if not self._windowed and self._window.is_fast(self._read_at, now):
+        self._due = now + self._deadlines.idle
+        if now - self._read_at < self._fast and not self._windowed:
             self._windowed = True
             self._settle_reading()
             self._window.at_end(self._window_over)
@@ -306,14 +330,44 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The dial succeeded, perhaps for a caller who has gone."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's and TLS transports do not derive from it
+        self._outgoing = Outgoing(self._transport, outbox_of(self._loop))
         if self._abandoned:
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Bytes of the reply; on an idle connection nobody asked for any, and it is closed."""
-        if not self._busy:
+        taker = self._taker
+        if taker is not None and self._between_chunks and (chunk := whole_chunk(data)):
+            # A token, nearly always: the parser would find the same, and can go on behind it.
+            self._heard_more()
+            try:
+                if not taker(chunk):
+                    self._stop_passing_on()
+            except BadReply as failure:
+                self._fail(failure)
+        elif not self._busy:
             self.abort()
-            return
+        elif not self._answered and (body := self._repeated.body_of(data)) is not None:
+            self._answer_again(body)
+        else:
+            self._parse(data)
+
+    def _answer_again(self, body: bytes) -> None:
+        """A whole reply with the head of one before, but for the length of its body."""
+        understood = self._repeated.understood
+        if understood is None:
+            raise RuntimeError("A head that was not understood cannot be repeated.")
+        self._answered = self._head_done = self._delimited = self._reusable = self._complete = True
+        self.status, headers = understood
+        self.headers = {**headers, "content-length": str(len(body))}
+        self._pieces.append(body)
+        self._unread = len(body)
+        if len(body) > self._max_reply_bytes and not self._streamed:
+            self._failure = self._oversize()
+        self._wake_now()
+
+    def _parse(self, data: bytes) -> None:
+        begins = not self._answered
         self._answered = True
         self._overhead += len(data)
         try:
@@ -325,21 +379,47 @@ class Connection(asyncio.Protocol):
                 failure.__cause__ = error
                 self._fail(failure)
                 return
-        self._after_data()
+        if self._complete and self._taker is None and not self._draining:
+            if begins and self._reusable and "transfer-encoding" not in self.headers:
+                self._repeated.learn(data, (self.status, self.headers))
+            self._wake_now()
+        else:
+            self._between_chunks = self._chunk_ended and data.endswith(CHUNK_OF_EVENTS_END)
+            self._after_data()
 
     def _after_data(self) -> None:
-        if not self._complete:
-            if self._overhead > MAX_OVERHEAD_BYTES:
-                self._fail(BadReply(f"{self._name} sent more than {MAX_OVERHEAD_BYTES} bytes of headers."))
-            elif self._head_done and not self._awaiting_event and not self._draining:
+        if self._complete:
+            if self._draining:
+                self.release()
+        elif self._overhead > MAX_OVERHEAD_BYTES:
+            self._fail(BadReply(f"{self._name} sent more than {MAX_OVERHEAD_BYTES} bytes of headers."))
+        elif self._head_done:
+            if not self._streamed:
                 self._expect(self._deadlines.idle)
-            if self._streamed and self._head_done and not self._awaiting_event:
-                self._wait_for_window()
+            elif not (self._awaiting_event or self._draining):
+                self._heard_more()
             if self._streamed and self._unread > HIGH_WATER_BYTES:
                 self._pause()
-        elif self._draining:
-            self.release()
-        self._wake()
+        if self._taker is not None and self._pieces:
+            self._hand_over(self._taker)
+        else:
+            self._wake()
+
+    def _hand_over(self, taker: Callable[[bytes], bool]) -> None:
+        """Give what is here to the taker; its task is only woken when it does not want more, or no more comes."""
+        try:
+            if not taker(self.take()) or self._complete or self._failure is not None:
+                self._stop_passing_on()
+        except BadReply as failure:
+            self._fail(failure)
+
+    def _stop_passing_on(self) -> None:
+        self._taker = None
+        self._wake_now()
+
+    def _wake_now(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def eof_received(self) -> None:
         """The worker has said all it will. Only a reply that is delimited by the end of the connection is complete by it."""
@@ -360,7 +440,7 @@ class Connection(asyncio.Protocol):
         self._wake()
 
     def _loss(self) -> WorkerLost:
-        raced = self._loop.time() - self._sent_at < KEEP_ALIVE_RACE_SECONDS
+        raced = monotonic() - self._sent_at < KEEP_ALIVE_RACE_SECONDS
         if self._exchanges > 1 and not self._answered and raced:
             return StaleConnection(f"{self._name} had closed the idle connection.")
         return WorkerLost(f"{self._name} closed the connection before its reply was complete.")
@@ -411,6 +491,7 @@ class Connection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         """A piece of the body."""
         self._overhead = 0
+        self._chunk_ended = False
         if self._draining:
             self._drained += len(body)
             if self._drained > DRAIN_BYTES:
@@ -421,6 +502,10 @@ class Connection(asyncio.Protocol):
             self._pieces.append(body)
         elif self._failure is None:
             self._failure = self._oversize()
+
+    def on_chunk_complete(self) -> None:
+        """The end of a chunk of the body."""
+        self._chunk_ended = True
 
     def _oversize(self) -> BadReply:
         return BadReply(f"{self._name} sent a reply of more than {self._max_reply_bytes} bytes.")

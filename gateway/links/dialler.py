@@ -46,9 +46,15 @@ class Dialler:
         self._pauses = pauses
         self._attempt: asyncio.Task[Exchange] | None = None
         self._running: set[asyncio.Task[None]] = set()
+        self._skipped_before = 0
         self._failures = 0
         self._not_before = 0.0
         self._closed = False
+
+    @property
+    def skipped_events(self) -> int:
+        """Events of unknown tags, over all exchanges so far."""
+        return self._skipped_before + (0 if self.current is None else self.current.skipped_events)
 
     async def exchange(self, deadline: float) -> Exchange:
         """The open exchange, by this time on the loop's clock. Raises ConnectFailed."""
@@ -99,6 +105,7 @@ class Dialler:
         finally:
             if self.current is exchange:
                 self.current = None
+            self._skipped_before += exchange.skipped_events
             if exchange.messages:
                 self._failures = 0
             else:

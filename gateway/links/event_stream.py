@@ -1,15 +1,16 @@
 """The answer to one request over a channel: events as they come, or one whole reply, under the deadlines of `base.Deadlines`."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Final, Protocol, Self
 
 from gateway.links.base import BadReply, Deadlines, LinkError, Reply, WorkerLost, WorkerSilent
 from gateway.links.event_buffer import EventBuffer
 from gateway.links.read_window import ReadWindow
-from schemas.events import Delta, Event, Started
+from schemas.events import Delta, Done, Event, Failed
 
+_TERMINALS: Final = (Done, Failed)
 NEVER: Final = float("-inf")
 
 
@@ -45,6 +46,7 @@ class EventStream:
         self._failure: LinkError | None = None
         self._closed = False
         self._waiter: asyncio.Future[None] | None = None
+        self._taker: Callable[[list[Event]], bool] | None = None
         self._read_at = NEVER
         self._late = False
         self._begun = False
@@ -75,6 +77,16 @@ class EventStream:
             await self._more()
         self._read_at = self._loop.time()
         return self._buffer.take()
+
+    async def pass_on(self, taker: Callable[[list[Event]], bool]) -> None:
+        """Give events to `taker` as they come, until it answers False, or `read` has the last ones or a failure."""
+        if self._buffer or self.ended:
+            return
+        self._taker = taker
+        try:
+            await self._more()
+        finally:
+            self._taker = None
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         while events := await self.read():
@@ -117,7 +129,7 @@ class EventStream:
         self._buffer.put(event)
         if isinstance(event, Delta):
             self._begun = True
-        elif not isinstance(event, Started):
+        elif isinstance(event, _TERMINALS):
             self.ended = True
             self._stop_timer()
 
@@ -128,8 +140,10 @@ class EventStream:
             if self._due < self._timer_at and not self.ended:
                 self._arm()
         if self._waiter is not None:
-            if self.ended or not self._window.is_fast(self._read_at, now):
+            if self.ended:
                 self._wake_now()
+            elif not self._window.is_fast(self._read_at, now):
+                self._deliver(now)
             elif not self._late:
                 self._late = True
                 self._window.at_end(self._window_over)
@@ -151,7 +165,18 @@ class EventStream:
 
     def _window_over(self) -> None:
         self._late = False
-        self._wake_now()
+        self._deliver(self._loop.time())
+
+    def _deliver(self, now: float) -> None:
+        """Events are here for the reader: they are passed on, or it is woken."""
+        taker = self._taker
+        if taker is None or self.ended or not self._buffer:
+            self._wake_now()
+            return
+        self._read_at = now
+        if not taker(self._buffer.take()):
+            self._taker = None
+            self._wake_now()
 
     def _wake_now(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -5,7 +5,7 @@ Knows frames but no gRPC: a `Wire` is what the edge module (`gateway/links/grpc.
 
 import asyncio
 from collections.abc import Mapping
-from typing import NoReturn, Protocol
+from typing import Final, NoReturn, Protocol
 
 import structlog
 from msgspec import Struct
@@ -16,13 +16,17 @@ from gateway.links.read_window import ReadWindow
 from schemas.codec import DecodeFailure, read_events
 from schemas.pb.channel_pb2 import CANCEL, EVENTS, GOAWAY, OPEN, PING, REPLY, Frame
 
+SLOWEST_BYTES_PER_SECOND: Final = 1 << 20
+"""How fast a frame is taken at least, by a worker that is alive and not in a hurry."""
+
 _log = structlog.get_logger(__name__)
 
 
 class Heartbeat(Struct, frozen=True, kw_only=True):
     """When a channel counts as dead: silent for `interval` seconds, and then for `patience` more after a PING.
 
-    `patience` is generous because a worker may be busy with one long prompt.
+    `patience` is generous because a worker may be busy with one long prompt. It is extended by the time that a frame may take which
+    is being written when the PING is due, so that a large prompt of ours is not taken for a worker's silence.
     """
 
     interval: float = 5.0
@@ -64,6 +68,7 @@ class Exchange:
         self._streams: dict[int, EventStream] = {}
         self._last_number = 0
         self._outbox: list[Frame] = []
+        self._writing_bytes = 0  # Of the frame that the wire has not taken yet.
         self._has_mail = asyncio.Event()
         self._heard = asyncio.Event()
 
@@ -131,7 +136,10 @@ class Exchange:
         while True:
             await self._has_mail.wait()
             while self._outbox:
-                await self._wire.write(self._outbox.pop(0))
+                frame = self._outbox.pop(0)
+                self._writing_bytes = len(frame.payload)
+                await self._wire.write(frame)
+                self._writing_bytes = 0
             self._has_mail.clear()
 
     async def _watch(self) -> NoReturn:
@@ -141,12 +149,15 @@ class Exchange:
             await asyncio.sleep(beat.interval)
             if self._heard.is_set():
                 continue
-            self._post(Frame(kind=PING))
+            # Before whatever else waits; only the frame that is being written now goes first.
+            self._outbox.insert(0, Frame(kind=PING))
+            self._has_mail.set()
+            patience = beat.patience + self._writing_bytes / SLOWEST_BYTES_PER_SECOND
             try:
-                async with asyncio.timeout(beat.patience):
+                async with asyncio.timeout(patience):
                     await self._heard.wait()
             except TimeoutError as error:
-                raise WorkerSilent(f"{self._name} did not answer a ping within {beat.patience} s.") from error
+                raise WorkerSilent(f"{self._name} did not answer a ping within {patience:.1f} s.") from error
 
     async def _read(self) -> NoReturn:
         while (frame := await self._wire.read()) is not None:
@@ -168,7 +179,7 @@ class Exchange:
             self.draining = True
 
     def _deal(self, payload: bytes) -> None:
-        """Give the events of a batch to their streams; those of a stream that was cancelled are dropped."""
+        """Give the events of a batch to their streams; those of a stream that was cancelled, or has ended, are dropped."""
         try:
             batch, skipped = read_events(payload)
         except DecodeFailure as error:
@@ -177,7 +188,7 @@ class Exchange:
         touched: dict[int, EventStream] = {}
         for number, event in batch:
             stream = self._streams.get(number)
-            if stream is not None:
+            if stream is not None and not stream.ended:
                 stream.put(event)
                 touched[number] = stream
         now = self._loop.time()

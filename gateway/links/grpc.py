@@ -204,6 +204,11 @@ class GrpcLink:
         """How often a channel was opened, or was tried to be."""
         return self._dialler.dials
 
+    @property
+    def skipped_events(self) -> int:
+        """Events of unknown tags that the worker sent, over all channels so far."""
+        return self._dialler.skipped_events
+
     # --- for the gateway: see `base.Link` ---
 
     async def call(self, operation: str, frame: bytes, headers: Mapping[str, str], deadlines: Deadlines) -> Reply:

@@ -3,15 +3,15 @@
 A client of our own on `asyncio.Protocol` and llhttp, because a general one costs several times as much for a small request.
 """
 
-import asyncio
 import re
 import ssl
 from collections.abc import Mapping
 from functools import lru_cache
+from time import monotonic
 from typing import Final
 from urllib.parse import urlsplit
 
-from gateway.links.base import BadReply, ConnectFailed, Deadlines, Reply, WorkerLost
+from gateway.links.base import BadReply, ConnectFailed, Deadlines, Reply, Take, WorkerLost
 from gateway.links.connection import Connection, Goal, StaleConnection
 from gateway.links.pool import Pool
 from gateway.links.read_window import ReadWindow
@@ -47,6 +47,9 @@ class HttpReplyStream:
         events = self._events
         if events is None:
             return await self._open_connection().read()
+        if events.last:
+            last, events.last = events.last, b""
+            return self._passed(last, events)
         while not events.ended:
             data = await self._open_connection().read()
             if not data:
@@ -55,6 +58,11 @@ class HttpReplyStream:
             if complete:
                 return self._passed(complete, events)
         return b""
+
+    async def pass_on(self, take: Take) -> None:
+        """Give whole events to `take` as they arrive; see `ReplyStream`."""
+        if self._events is not None and not self._events.ended and self._connection is not None:
+            await self._connection.pass_on(self._events.passing(take))
 
     def _passed(self, complete: bytes, events: SseReader) -> bytes:
         """Note what these events mean for the connection: the first one, or the last."""
@@ -137,7 +145,8 @@ class HttpLink:
 
     async def call(self, operation: str, frame: bytes, headers: Mapping[str, str], deadlines: Deadlines) -> Reply:
         """POST one frame and wait for the whole reply. Raises ValueError for a header that HTTP or this link forbids."""
-        return await self._whole(self._post(operation, frame, headers), frame, deadlines)
+        head = self._post(operation, frame, headers)
+        return _whole(await self._exchange(head, frame, deadlines, Goal.END))
 
     async def stream(
         self, operation: str, frame: bytes, headers: Mapping[str, str], deadlines: Deadlines
@@ -150,23 +159,17 @@ class HttpLink:
     async def get(self, path: str, deadlines: Deadlines) -> Reply:
         """GET a side path."""
         head = f"GET {self._target(path)}".encode("ascii") + self._get_tail
-        return await self._whole(head, b"", deadlines)
+        return _whole(await self._exchange(head, b"", deadlines, Goal.END))
 
     async def close(self) -> None:
         """End all connections; whoever waits for a reply gets WorkerLost, and later requests ConnectFailed."""
         await self._pool.close()
 
-    async def _whole(self, head: bytes, frame: bytes, deadlines: Deadlines) -> Reply:
-        connection = await self._exchange(head, frame, deadlines, Goal.END)
-        reply = Reply(connection.status, connection.headers, connection.take())
-        connection.release()
-        return reply
-
     async def _exchange(self, head: bytes, frame: bytes, deadlines: Deadlines, goal: Goal) -> Connection:
         """Send on an idle connection, or on a new one; on a second one if the worker had closed the first while it was idle."""
-        now = asyncio.get_running_loop().time()
+        now = monotonic()
         give_up = now + deadlines.total
-        connection = self._pool.take()
+        connection = self._pool.take(now)
         if connection is not None:
             try:
                 await connection.ask(head, frame, deadlines, give_up, goal)
@@ -180,15 +183,14 @@ class HttpLink:
 
     async def _redial(self, stale: StaleConnection, deadlines: Deadlines, give_up: float) -> Connection:
         """A new connection after a stale one. The worker may have had the request, so failing is a loss, not ConnectFailed."""
-        now = asyncio.get_running_loop().time()
+        now = monotonic()
         try:
             return await self._pool.dial(min(now + deadlines.connect, give_up))
         except ConnectFailed as failure:
             raise WorkerLost(f"{stale} A new connection failed: {failure}") from failure
 
     def _post(self, operation: str, frame: bytes, headers: Mapping[str, str]) -> bytes:
-        extra = "".join([_header_line(name, value) for name, value in headers.items()])
-        head = f"POST {self._target(operation)}{self._post_tail}Content-Length: {len(frame)}\r\n{extra}\r\n"
+        head = f"POST {self._target(operation)}{self._post_tail}Content-Length: {len(frame)}\r\n{_lines(headers)}\r\n"
         return head.encode("latin-1")
 
     def _target(self, path: str) -> str:
@@ -196,19 +198,27 @@ class HttpLink:
         return self._prefix + path
 
 
-def _header_line(name: str, value: str) -> str:
-    _check_name(name)
-    if not (value.isascii() and value.isprintable()) and not _HEADER_VALUE.fullmatch(value):
-        raise ValueError(f"The header {name!r} holds characters that HTTP does not allow.")
-    return f"{name}: {value}\r\n"
+def _whole(connection: Connection) -> Reply:
+    reply = Reply(connection.status, connection.headers, connection.take())
+    connection.release()
+    return reply
+
+
+def _lines(headers: Mapping[str, str]) -> str:
+    _check_names(tuple(headers))
+    values = "".join(headers.values())
+    if not (values.isascii() and values.isprintable()) and not _HEADER_VALUE.fullmatch(values):
+        raise ValueError("A header holds characters that HTTP does not allow.")
+    return "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
 
 
 @lru_cache(maxsize=64)  # They are few and the same for every request.
-def _check_name(name: str) -> None:
-    if not _HEADER_NAME.fullmatch(name):
-        raise ValueError(f"The header {name!r} holds characters that HTTP does not allow.")
-    if name.lower() in _OWN_HEADERS:
-        raise ValueError(f"The header {name!r} is set by the link alone.")
+def _check_names(names: tuple[str, ...]) -> None:
+    for name in names:
+        if not _HEADER_NAME.fullmatch(name):
+            raise ValueError(f"The header {name!r} holds characters that HTTP does not allow.")
+        if name.lower() in _OWN_HEADERS:
+            raise ValueError(f"The header {name!r} is set by the link alone.")
 
 
 @lru_cache(maxsize=64)  # They are few too.

@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+from time import monotonic
 
 from gateway.links.base import ConnectFailed
 from gateway.links.connection import Connection
@@ -44,11 +45,11 @@ class Pool:
         """Those of them that wait for a request."""
         return len(self._idle)
 
-    def take(self) -> Connection | None:
+    def take(self, now: float) -> Connection | None:
         """The idle connection that was used last, or None."""
         while self._idle:
             connection = self._idle.pop()
-            if connection.is_usable() and not self._is_expired(connection):
+            if connection.is_usable() and now - connection.parked_at < self._max_idle_seconds:
                 return connection
             connection.abort()
         return None
@@ -114,13 +115,11 @@ class Pool:
         if self._open:
             await self._emptied.wait()
 
-    def _is_expired(self, connection: Connection) -> bool:
-        return connection.idle_for() >= self._max_idle_seconds
-
     def _sweep(self) -> None:
         """Close what was idle for too long, and come back when the next one will have been."""
         self._sweeper = None
-        while self._idle and self._is_expired(self._idle[0]):
+        latest = monotonic() - self._max_idle_seconds
+        while self._idle and self._idle[0].parked_at <= latest:
             self._idle.pop(0).abort()
         if self._idle:
             loop = asyncio.get_running_loop()

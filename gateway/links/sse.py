@@ -7,7 +7,7 @@ into; everything else passes as it came (source: WHATWG HTML, "Server-sent event
 import re
 from typing import Final
 
-from gateway.links.base import BadReply
+from gateway.links.base import BadReply, Take
 from gateway.links.errors import error_record
 from schemas.codec import encode_json
 
@@ -27,11 +27,13 @@ class SseReader:
     OpenAI error object. What follows a terminal is dropped: stock workers send a metrics event and a second `[DONE]` there.
     """
 
-    __slots__ = ("_held", "_max_event_bytes", "ended")
+    __slots__ = ("_held", "_max_event_bytes", "ended", "last")
 
     def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
         self.ended = False
         """Whether the terminal was seen."""
+        self.last = b""
+        """The events that end the stream, if they came to a `passing`."""
         self._held = bytearray()
         self._max_event_bytes = max_event_bytes
 
@@ -48,6 +50,21 @@ class SseReader:
         if b"[DONE]" in data or b'"error"' in data:
             return self._up_to_terminal(data)
         return data
+
+    def passing(self, take: Take) -> Take:
+        """What gives `take` the whole events of the bytes it is fed; not those that end the stream. Raises as `feed`."""
+        held = self._held
+
+        def arrived(data: bytes) -> bool:
+            if not held and data.endswith(b"\n\n") and b"[DONE]" not in data and b'"error"' not in data:
+                return take(data)
+            complete = self.feed(data)
+            if self.ended:
+                self.last = complete
+                return False
+            return take(complete) if complete else True
+
+        return arrived
 
     def _complete_part(self, data: bytes) -> bytes:
         """Add to what is held, and take out of it what is complete. Each byte is searched once, however long the event."""

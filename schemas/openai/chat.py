@@ -3,7 +3,7 @@
 Source: OpenAI `CreateChatCompletionRequest` and its replies; TensorRT-LLM's extensions from trtllm-wire.md 9.3 and 9.4.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
@@ -178,6 +178,9 @@ class TolerantChatView(ChatOptions, kw_only=True):
 
     messages: Raw
     tools: Raw | UnsetType = UNSET
+
+
+CHAT_VIEWS: Final = (ChatView, TolerantChatView)
 
 
 class DeferredChatRequest(ChatOptions, kw_only=True):

@@ -23,6 +23,7 @@ _NO_TOOLS: Final = re.compile(rb"null|\[\s*\]")
 def check_together(request: GenerationOptions) -> None:
     """Raise the 400 for the first pair of fields that do not go together; it names the one to change."""
     _check_streaming(request)
+    _check_candidates(request)
     _check_limits(request)
     if isinstance(request.response_format, ResponseFormat) and request.response_format.type in _FORMS:
         form_of(request.response_format)
@@ -90,7 +91,12 @@ def _chosen(choice: ToolChoice | None | UnsetType) -> list[str]:
 def _check_streaming(request: GenerationOptions) -> None:
     if request.stream is not True and request.stream_options:
         raise invalid("'stream_options' is only allowed when 'stream' is true.", "stream_options")
-    n, candidates = request.n or 1, candidates_of(request)
+
+
+def _check_candidates(request: GenerationOptions) -> None:
+    if not request.best_of:
+        return
+    n, candidates = request.n or 1, request.best_of
     if candidates < n:
         raise invalid(f"'best_of' ({candidates}) must not be less than 'n' ({n}).", "best_of")
     if request.stream is True and candidates > n:
@@ -99,7 +105,7 @@ def _check_streaming(request: GenerationOptions) -> None:
 
 def _check_limits(request: GenerationOptions) -> None:
     limit, least = explicit_limit(request), request.min_tokens or 0
-    if isinstance(request, ChatOptions) and limit == 0:
+    if limit == 0 and isinstance(request, ChatOptions):
         raise invalid("Invalid value for 'max_tokens': Expected `int` >= 1.", "max_tokens")
     if limit is not None and least > limit:
         raise invalid(f"'min_tokens' ({least}) is more than the most tokens allowed ({limit}).", "min_tokens")

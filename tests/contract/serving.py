@@ -23,7 +23,13 @@ async def serving_gateway(**settings: Any) -> AsyncIterator[str]:
     orchestrator, admission, metrics = orchestrator_of(config), Admission(limits_of(config)), Metrics()
     lifecycle = Lifecycle(orchestrator.can_serve, config.grace)
     parts = Parts(config=config, backend=orchestrator, admission=admission, lifecycle=lifecycle, metrics=metrics)
-    collector = GatewayCollector(metrics, admission, lambda: orchestrator.fleet.workers, lambda: orchestrator.retries)
+    collector = GatewayCollector(
+        metrics,
+        admission,
+        lambda: orchestrator.fleet.workers,
+        retries=lambda: orchestrator.retries,
+        retries_refused=lambda: orchestrator.budget.refused,
+    )
     door = Door(create_app(parts, Scrape(collector)), parts, ApiKeys())
     async with Listening(door, http=GatewayProtocol, ws="none", lifespan="on", server_header=False) as listening:
         yield listening.url

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from gateway.fleet import Fleet, Probing
-from gateway.links.base import Deadlines, LinkError, Reply, ReplyStream
+from gateway.links.base import Deadlines, LinkError, Reply, ReplyStream, Take
 from gateway.member import Role, Worker
 from gateway.routing import POLICIES
 from schemas.dialect import PACKRELAY, STOCK
@@ -45,6 +45,9 @@ class FakeStream:
         if isinstance(chunk, LinkError):
             raise chunk
         return chunk
+
+    async def pass_on(self, take: Take) -> None:
+        """Everything is read."""
 
     async def body(self) -> bytes:
         return b"".join(chunk for chunk in self._chunks if isinstance(chunk, bytes))

@@ -16,6 +16,7 @@ from gateway.auth import ApiKeys
 from gateway.cli import limits_of
 from gateway.config import GatewayConfig
 from gateway.lifecycle import Lifecycle
+from gateway.links.base import Take
 from gateway.metrics import GatewayCollector, Scrape
 from gateway.orchestrator import Answer, Call
 from schemas.cluster import ClusterInfo, ServerLists
@@ -44,6 +45,9 @@ class FakeStream:
         if self.silent:
             await asyncio.Event().wait()
         return b""
+
+    async def pass_on(self, take: Take) -> None:
+        """Everything is read."""
 
     def close(self) -> None:
         """Counted."""
@@ -243,7 +247,7 @@ def rig(reply: Answer | FakeStream | Exception | None = None, keys: ApiKeys | No
     backend = FakeBackend(reply)
     lifecycle = Lifecycle(backend.can_serve, config.grace)
     parts = Parts(config=config, backend=backend, admission=Admission(limits_of(config)), lifecycle=lifecycle)
-    collector = GatewayCollector(parts.metrics, parts.admission, tuple, lambda: 0)
+    collector = GatewayCollector(parts.metrics, parts.admission, tuple, lambda: 0, lambda: 0)
     door = Door(create_app(parts, Scrape(collector)), parts, keys or ApiKeys())
     lifecycle.start()
     return Rig(backend, parts, door, Client(door))
@@ -259,3 +263,28 @@ def error_reply(error: ServingError) -> dict[str, Any]:
     """The error object a client gets for this failure."""
     body = error.body().error
     return {"message": body.message, "type": body.type, "param": body.param, "code": body.code}
+
+
+class RecordingTransport(asyncio.Transport):
+    """Keeps what it is given to write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.closing = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Kept."""
+        self.written += data
+
+    def is_closing(self) -> bool:
+        """Whether it was closed."""
+        return self.closing
+
+    def close(self) -> None:
+        """Noted."""
+        self.closing = True
+
+    def get_write_buffer_size(self) -> int:
+        """The kernel takes everything."""
+        return 0

@@ -162,6 +162,8 @@ def test_body_that_is_no_request_is_refused(name: str) -> None:
         ({"seed": 2**63}, "seed"),
         ({"seed": 1.0}, "seed"),
         ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"n": 2**63 - 1}, "n"),
         ({"n": True}, "n"),
         ({"stop": ["a", None]}, "stop[1]"),
         ({"logit_bias": {"5": 101}}, "logit_bias[...]"),

@@ -5,13 +5,13 @@ import asyncio
 import pytest
 
 from gateway.fleet import Fleet, Probing
-from gateway.links.base import ConnectFailed, Reply
+from gateway.links.base import ConnectFailed, Deadlines, Reply
 from gateway.member import LegName, Outcome, Role
 from schemas.codec import encode_json
 from schemas.dialect import PACKRELAY, STOCK, STOCK_2026_06, STOCK_2026_07, Dialect
 from schemas.openai.models import Model, ModelList
 from schemas.server_info import PackrelayInfo, ServerInfo
-from tests.unit.fake_link import FakeLink, fleet, worker
+from tests.unit.fake_link import FakeLink, fleet, never, worker
 
 
 def test_pair_is_of_one_engine_kind() -> None:
@@ -187,6 +187,48 @@ async def test_worker_that_cannot_be_reached_is_not_up() -> None:
     known = await checked(link)
 
     assert not known.can_serve()
+
+
+class CheckedLink(FakeLink):
+    """A link whose health checks are counted; while `silent` they are not answered."""
+
+    def __init__(self) -> None:
+        super().__init__(never)
+        self.checks: asyncio.Queue[None] = asyncio.Queue()
+        self.silent = False
+        self.under_way = 0
+        self.most_under_way = 0
+
+    async def get(self, path: str, deadlines: Deadlines) -> Reply:
+        self.checks.put_nowait(None)
+        self.under_way += 1
+        self.most_under_way = max(self.most_under_way, self.under_way)
+        try:
+            if self.silent:
+                await asyncio.Event().wait()
+            return Reply(503, {}, b"")
+        finally:
+            self.under_way -= 1
+
+
+async def test_silent_worker_delays_no_other_check_than_its_own() -> None:
+    """While one worker does not answer, the other is checked again and again, and the silent one is not asked twice at a time."""
+    silent, _ = worker(index=0)
+    other, _ = worker(index=1)
+    silent.link, other.link = (silent_link, other_link) = CheckedLink(), CheckedLink()
+    known = Fleet([silent, other], {}, Probing(interval=0.0))
+    await known.start()
+    silent_link.silent = True
+
+    async with asyncio.timeout(10):
+        while silent_link.under_way == 0:
+            await other_link.checks.get()
+        for _ in range(20):
+            await other_link.checks.get()
+    await known.close()
+
+    assert silent_link.most_under_way == 1
+    assert silent_link.under_way == 0
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,53 @@ def error_of(response: bytes) -> str:
     return message
 
 
+class TestRepeatedHeads:
+    async def test_every_request_of_a_connection_is_read_for_itself(self) -> None:
+        """Requests with the same head but for the length are answered like the first, each for what it says itself."""
+        async with listening() as (gateway, port), connected(port) as client:
+            for user in ("a", "bb", "a", "c" * 300):
+                client.send(post(CHAT, json.dumps(chat(user=user)).encode()))
+                assert status_of(await client.until(b'"chatcmpl-1"}')) == 200
+
+            assert [call.view.user for call in gateway.backend.calls] == ["a", "bb", "a", "c" * 300]
+
+    @pytest.mark.parametrize("cut", [1, 40, -1])
+    async def test_a_repeated_head_may_come_in_pieces(self, cut: int) -> None:
+        """What does not come as a whole is parsed like the first time."""
+        request = post(CHAT, BODY)
+        async with listening() as (gateway, port), connected(port) as client:
+            for _ in range(3):
+                client.send(request)
+                await client.until(b'"chatcmpl-1"}')
+                client.send(request[:cut])
+                async with connected(port) as other:  # By when it is answered, the piece was read.
+                    other.send(HEALTH)
+                    await other.rest()
+                client.send(request[cut:])
+                assert status_of(await client.until(b'"chatcmpl-1"}')) == 200
+
+            assert len(gateway.backend.calls) == 6
+
+    async def test_a_repeated_head_may_be_sent_ahead(self) -> None:
+        """Pipelined copies of a known request are answered one after the other."""
+        async with listening() as (gateway, port), connected(port) as client:
+            client.send(post(CHAT, BODY))
+            await client.until(b'"chatcmpl-1"}')
+            client.send(post(CHAT, BODY) * 3 + HEALTH)
+
+            assert (await client.rest()).count(b"HTTP/1.1 200") == 4
+            assert len(gateway.backend.calls) == 4
+
+    async def test_a_repeated_head_with_a_body_that_is_too_large_is_refused(self) -> None:
+        """The limit holds for a request that need not be parsed."""
+        async with listening(max_body_bytes=200) as (_, port), connected(port) as client:
+            client.send(post(CHAT, BODY))
+            await client.until(b'"chatcmpl-1"}')
+            client.send(post(CHAT, BODY + b" " * 200))
+
+            assert status_of(await client.until(b"\r\n\r\n")) == 413
+
+
 class TestAnswers:
     async def test_a_stream_ends_with_its_terminal_and_the_connection_lives_on(self) -> None:
         """After the terminal the response ends, and the connection takes the next request."""

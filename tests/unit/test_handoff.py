@@ -269,6 +269,25 @@ async def peer(reply: bytes) -> AsyncIterator[Peer]:
         yield made
 
 
+@asynccontextmanager
+async def trickling(pieces: list[bytes], seconds: float) -> AsyncIterator[str]:
+    """The URL of a context worker that says these pieces, each so long after the one before."""
+    over = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        for piece in pieces:
+            if not writer.is_closing():
+                writer.write(piece)
+                await asyncio.sleep(seconds)
+        writer.close()
+        over.set()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        await over.wait()
+
+
 def client(key: str | None = None, *peers: str) -> HandoffClient:
     return HandoffClient(key, frozenset(peers), LIMIT)
 
@@ -350,6 +369,26 @@ class TestFetch:
             done.set()
 
         assert failed.value.reason is Reason.SILENT
+
+    async def test_a_transfer_that_only_trickles_is_given_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A worker that is never silent for long, and never done, does not hold the request for ever."""
+        monkeypatch.setattr("worker.handoff.SILENCE_SECONDS", 0.1)
+        pieces = [REPLY, *(STATE[index : index + 1] for index in range(len(STATE)))]
+        async with trickling(pieces, 0.01) as url:
+            with pytest.raises(TransferFailed) as failed:
+                await client().fetch(url, "h")
+
+        assert failed.value.reason is Reason.SILENT
+
+    async def test_a_transfer_may_take_its_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What comes steadily, at the least rate and more, takes longer than any silence may."""
+        monkeypatch.setattr("worker.handoff.SILENCE_SECONDS", 0.1)
+        monkeypatch.setattr("worker.handoff.SLOWEST_BYTES_PER_SECOND", 100)
+        pieces = [REPLY, *(STATE[index : index + 5] for index in range(0, len(STATE), 5))]
+        async with trickling(pieces, 0.01) as url:
+            fetched = await client().fetch(url, "h")
+
+        assert fetched.data == STATE
 
     @pytest.mark.parametrize(
         "endpoint",

@@ -357,6 +357,53 @@ async def test_tokens_are_exact_bytes(bench: Bench) -> None:
     assert bench.engine.token_bytes(-1) == bench.engine.token_bytes(10**9) == b""
 
 
+async def test_the_least_number_of_tokens_is_never_too_large(bench: Bench) -> None:
+    """Whatever a text is made of, it is tokenised to at least as many tokens as were said at once."""
+    chance = random.Random(1)
+    pieces = [bench.engine.token_bytes(token).decode(errors="replace") for token in range(bench.facts.vocabulary_size)]
+    pieces += [
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|",
+        "|>",
+        " ",
+        "\n",
+        " " * 90,
+        "\x00",
+        "\x04",
+        "\x14",
+        "🚀",
+        "\ud800",
+    ] * 2000
+    texts = ["".join(chance.choices(pieces, k=chance.randrange(60))) for _ in range(500)]
+    texts += ["", "#" * 1000, "<|im_start|>" * 100, "\x04" * 100, "<|im_end|>   " * 100, "<|im_<|im_end|>end|>" * 9]
+
+    for text in texts:
+        found = bench.engine.tokenize(text, special=True, add_special=False)
+        assert bench.engine.fewest_tokens(text, 10**9) <= len(found), text
+
+
+async def test_thousands_of_markers_are_read_like_a_few(bench: Bench) -> None:
+    """A text that is given to llama.cpp in pieces is tokenised as if it were whole, and in its own time instead of its square."""
+    chance = random.Random(2)
+    between = ["", " ", "\n\n", "a", " word", "<|", "naïve 東京"]
+    turns = [chance.choice(between) + "<|im_start|>" + chance.choice(between) + "<|im_end|>" for _ in range(2000)]
+    apart = [bench.engine.tokenize(turn, special=True, add_special=False) for turn in turns]
+
+    # Each turn begins where a marker has ended, so it has the same tokens by itself.
+    assert bench.engine.tokenize("".join(turns), special=True, add_special=False) == [
+        token for tokens in apart for token in tokens
+    ]
+    begun = bench.engine.tokenize("", special=True, add_special=True)
+    assert bench.engine.tokenize(turns[0] * 2000, special=True, add_special=True) == begun + apart[0] * 2000
+
+
+@pytest.mark.parametrize("text", ["hello " * 700_000, "=" * 4_000_000, "<|im_start|>" * 9000, "日本 " * 600_000])
+async def test_a_text_that_is_far_too_long_is_known_at_once(bench: Bench, text: str) -> None:
+    """Megabytes, or thousands of markers, which take llama.cpp seconds: more than a context of 8192 tokens, without tokenising."""
+    assert bench.engine.fewest_tokens(text, 8192) >= 8192
+
+
 # --- constraints ---
 
 SCHEMAS: list[Any] = [

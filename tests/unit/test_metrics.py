@@ -19,11 +19,19 @@ from tests.unit.gateway_fakes import CHAT, DONE, EVENT, FakeStream, chat, rig
 
 
 @dataclass
+class CountingLink:
+    """A link that reads typed events."""
+
+    skipped_events: int = 3
+
+
+@dataclass
 class FleetMember:
     """A worker as the metrics see it."""
 
     index: int = 0
     role: str = Role.BOTH
+    link: object = None
     up: bool = True
     active: int = 2
     legs: Counter[Any] = field(default_factory=lambda: Counter({(LegName.AGGREGATED, Outcome.SUCCESS): 5}))
@@ -40,6 +48,11 @@ def samples(page: bytes) -> dict[str, float]:
     }
 
 
+def page_of(*workers: FleetMember) -> bytes:
+    """What is shown of these workers, after four further attempts and six that were refused."""
+    return Scrape(GatewayCollector(Metrics(), Admission(Limits()), lambda: workers, lambda: 4, lambda: 6)).page()
+
+
 async def scraped(gateway: Any) -> dict[str, float]:
     """The samples a scrape gets."""
     return samples((await gateway.client.get("/metrics")).body)
@@ -50,7 +63,7 @@ def test_a_histogram_counts_up_to_and_including_its_bounds() -> None:
     histogram = Histogram((1.0, 2.0))
 
     histogram.observe(1.0)
-    histogram.observe(1.5, times=3)
+    histogram.observe_each(4.5, times=3)
     histogram.observe(9.0)
 
     assert (histogram.counts, histogram.total) == ([1, 3, 1], 14.5)
@@ -104,14 +117,26 @@ async def test_clients_cannot_make_series() -> None:
 
 def test_workers_and_their_legs_are_shown() -> None:
     """Every worker of the fleet is there by its place, with its legs by outcome."""
-    collector = GatewayCollector(Metrics(), Admission(Limits()), lambda: [FleetMember()], lambda: 4)
-
-    found = samples(Scrape(collector).page())
+    found = samples(page_of(FleetMember()))
 
     assert found["worker_up both 0"] == 1
     assert found["worker_legs_in_flight both 0"] == 2
     assert found["worker_legs_total aggregated success 0"] == 5
-    assert found["retries_total"] == 4
+
+
+def test_attempts_are_shown_made_and_refused() -> None:
+    """How often a request was tried again, and how often the fleet's budget did not allow it."""
+    found = samples(page_of())
+
+    assert (found["retries_total"], found["retries_refused_total"]) == (4, 6)
+
+
+def test_skipped_events_are_shown_where_events_are_read() -> None:
+    """A worker behind a channel has a count of what it said in words of a later release; one over HTTP has none."""
+    found = samples(page_of(FleetMember(0, link=CountingLink()), FleetMember(1, link=object())))
+
+    assert found["skipped_events_total both 0"] == 3
+    assert "skipped_events_total both 1" not in found
 
 
 async def test_refusals_and_states_are_shown() -> None:

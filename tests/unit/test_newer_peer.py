@@ -8,9 +8,10 @@ import pytest
 from msgspec import Struct
 
 from schemas import codec
-from schemas.events import Delta, Event, Started
+from schemas.events import Delta, Event, Failed, Started
 from schemas.nulls import LenientDecoder, drop_nulls
 from schemas.openai.chat import ChatCompletion, ChatCompletionRequest, FunctionCall
+from schemas.openai.errors import ErrorKind
 from schemas.openai.usage import Usage
 from tools.schemas.catalogue import MESSAGES, EventBatch, reachable, wire_types
 from tools.schemas.samples import Size, sample
@@ -131,6 +132,25 @@ def test_an_unknown_tag_costs_only_itself(tag: object) -> None:
     known = {"type": "delta", "text": "a"}
 
     assert events(known, {"type": tag, "volume": 11}, known) == ([Delta(text="a"), Delta(text="a")], 1)
+
+
+def test_an_end_that_is_unknown_is_a_failure() -> None:
+    """An event of an unknown tag that says it is the last ends its stream, as a failure; it is counted with the others."""
+    (failed,), skipped = events({"type": "curtain", "last": True, "applause": 11})
+
+    assert isinstance(failed, Failed)
+    assert (failed.kind, failed.code, skipped) == (ErrorKind.BAD_WORKER, "unknown_end", 1)
+
+
+@pytest.mark.parametrize("last", [False, None, 1, "true", [True]])
+def test_only_true_means_last(last: object) -> None:
+    """Whatever else stands there ends nothing."""
+    assert events({"type": "curtain", "last": last}) == ([], 1)
+
+
+def test_what_has_a_known_tag_ends_as_that_tag_says() -> None:
+    """`last` has no meaning where the tag is known."""
+    assert events({"type": "delta", "text": "a", "last": True}) == ([Delta(text="a")], 0)
 
 
 def test_an_unknown_finish_reason_is_passed_on() -> None:

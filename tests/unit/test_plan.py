@@ -10,8 +10,9 @@ from msgspec import UNSET, convert, structs
 from schemas.openai.chat import ChatCompletionRequest
 from schemas.openai.completions import CompletionRequest
 from schemas.openai.errors import ServingError
-from worker.engines.base import Capability, EngineFacts
-from worker.engines.scripted import ScriptedEngine, create
+from tests.fakes import ControlledEngine
+from worker.engines.base import Capability, Engine, EngineFacts
+from worker.engines.scripted import create
 from worker.engines.scripted.model import BEGIN, VOCABULARY_SIZE
 from worker.plan import Plan, SequencePlan, plan_chat, plan_completion
 
@@ -21,9 +22,9 @@ TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 class Planner:
-    """Plans requests for a scripted engine. Any: fields as a client would send them."""
+    """Plans requests for an engine. Any: fields as a client would send them."""
 
-    def __init__(self, engine: ScriptedEngine, facts: EngineFacts) -> None:
+    def __init__(self, engine: Engine, facts: EngineFacts) -> None:
         self.engine = engine
         self.facts = facts
 
@@ -102,6 +103,57 @@ class TestLimits:
         with pytest.raises(ServingError) as refused:
             plan.completion(min_tokens=9, max_tokens=8)
         assert refused.value.param == "min_tokens"
+
+
+class Counting(ControlledEngine):
+    """Says at once that a text has a token for each byte, as it has, and counts the texts that it is to tokenise."""
+
+    tokenised = 0
+
+    def fewest_tokens(self, text: str, enough: int) -> int:
+        return len(text.encode())
+
+    def tokenize(self, text: str, *, special: bool, add_special: bool) -> list[int]:
+        self.tokenised += 1
+        return super().tokenize(text, special=special, add_special=add_special)
+
+
+class TestFarTooLong:
+    """Tokenising takes seconds for what is known to be too long in milliseconds."""
+
+    @pytest.fixture
+    def engine(self) -> Counting:
+        """An engine that tells how often it tokenised."""
+        return Counting(context_length=CONTEXT)
+
+    def test_it_is_refused_before_it_is_tokenised(self, engine: Counting) -> None:
+        """By name, with what is known of its length."""
+        plan, long = Planner(engine, engine.facts), "x" * CONTEXT
+        with pytest.raises(ServingError, match=f"context length is {CONTEXT} tokens, .* at least {CONTEXT}:") as chat:
+            plan.chat(messages=[{"role": "user", "content": long}])
+        with pytest.raises(ServingError, match=f"at least {CONTEXT}:") as completion:
+            plan.completion(long)
+
+        assert (chat.value.param, chat.value.code) == ("messages", "context_length_exceeded")
+        assert (completion.value.param, completion.value.code) == ("prompt", "context_length_exceeded")
+        assert engine.tokenised == 0
+
+    def test_one_that_is_to_be_cut_is_tokenised(self, engine: Counting) -> None:
+        """Only the tokens that are left have to find room."""
+        plan = Planner(engine, engine.facts)
+
+        assert len(only(plan.completion("x" * CONTEXT, truncate_prompt_tokens=5)).prompt) == 5
+
+    def test_one_that_fits_is_tokenised(self, engine: Counting) -> None:
+        """The last token of the context is the answer's."""
+        made = only(Planner(engine, engine.facts).completion("x" * (CONTEXT - 1)))
+
+        assert (len(made.prompt), made.sampling.max_tokens) == (CONTEXT - 1, 1)
+
+    def test_prompts_after_it_are_not_looked_at(self, engine: Counting) -> None:
+        """A list of prompts is refused with the first that is too long, also if it came as tokens."""
+        with pytest.raises(ServingError, match=f"the prompt has {CONTEXT}:"):
+            Planner(engine, engine.facts).completion([[1] * CONTEXT, [10**6]])
 
 
 class TestSampling:

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from http.client import HTTPConnection
@@ -71,7 +72,72 @@ def test_processes_that_do_not_live_are_given_up(monkeypatch: pytest.MonkeyPatch
     """A process that ends as soon as it starts is tried a few times, and then the gateway fails."""
     monkeypatch.setattr("gateway.supervisor.PAUSE_SECONDS", 0.01)
 
-    assert Supervisor(1, lambda _index: 3).serve() == 1
+    assert Supervisor(1, lambda _index: 3, grace=1.0).serve() == 1
+
+
+def test_a_process_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is deaf to SIGTERM holds up the end for its grace and a margin, no longer; the exit status says so."""
+    monkeypatch.setattr("gateway.supervisor.MARGIN_SECONDS", 0.1)
+    monkeypatch.setattr("gateway.supervisor.PAUSE_SECONDS", 0.01)
+
+    def deaf(_index: int) -> int:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.kill(os.getppid(), signal.SIGTERM)
+        time.sleep(30)
+        return 0
+
+    began = time.monotonic()
+
+    assert Supervisor(1, deaf, grace=0.1).serve() == signal.SIGKILL
+    assert time.monotonic() - began < 10
+
+
+def test_a_second_signal_leaves_no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told twice, a deaf process is killed after the margin alone."""
+    monkeypatch.setattr("gateway.supervisor.MARGIN_SECONDS", 0.1)
+    monkeypatch.setattr("gateway.supervisor.PAUSE_SECONDS", 0.01)
+
+    def deaf(_index: int) -> int:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        os.kill(os.getppid(), signal.SIGTERM)
+        signal.sigwait([signal.SIGTERM])  # Two at once would be one.
+        os.kill(os.getppid(), signal.SIGTERM)
+        time.sleep(30)
+        return 0
+
+    began = time.monotonic()
+
+    assert Supervisor(1, deaf, grace=25.0).serve() == signal.SIGKILL
+    assert time.monotonic() - began < 10
+
+
+def test_a_signal_right_after_a_fork_reaches_each_process_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new process is told as well, and the one before it not a second time, which would take its grace away."""
+    monkeypatch.setattr("gateway.supervisor.PAUSE_SECONDS", 0.01)
+    ready, told = os.pipe()
+    fork = os.fork
+    forks: list[int] = []
+
+    def fork_and_signal() -> int:
+        process = fork()
+        forks.append(process)
+        if process and len(forks) == 2:
+            os.read(ready, 1)  # The first process waits for its signal.
+            os.kill(os.getpid(), signal.SIGTERM)
+        return process
+
+    def counting(_index: int) -> int:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        os.write(told, b"!")
+        signal.sigwait([signal.SIGTERM])
+        return 0 if signal.sigtimedwait([signal.SIGTERM], 0.2) is None else 7
+
+    monkeypatch.setattr(os, "fork", fork_and_signal)
+    status = Supervisor(2, counting, grace=0.0).serve()
+    os.close(ready)
+    os.close(told)
+
+    assert status == 0
 
 
 @contextmanager

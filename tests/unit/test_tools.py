@@ -222,6 +222,19 @@ class TestCalls:
         assert len(rest) > 5
         assert all((piece.id, piece.type) == (UNSET, UNSET) for piece in rest)
 
+    @pytest.mark.parametrize("chunks", [[CALL + CALL], list(CALL + CALL)], ids=["one chunk", "characters"])
+    def test_several_streamed(self, chunks: list[str]) -> None:
+        """The pieces of each call carry its own index, in the order of the calls, so that no client mixes their arguments."""
+        made = [piece for delta in deltas(chunks, READ_TOOLS) for piece in delta.tool_calls or []]
+        arguments = [
+            "".join(str(piece.function.arguments) for piece in made if piece.index == index and piece.function)
+            for index in (0, 1)
+        ]
+
+        assert [piece.index for piece in made] == sorted(piece.index for piece in made)
+        assert {piece.index for piece in made} == {0, 1}
+        assert arguments[0] == arguments[1] == calls(answer(CALL))[0][1]
+
     @pytest.mark.parametrize(
         "body",
         [

@@ -56,8 +56,8 @@ class EngineFacts(Struct, frozen=True, kw_only=True):
     """What `start` found: true until `close`.
 
     `context_length` (tokens) bounds prompt plus output. `chat_template` is Jinja source; `bos` and `eos` are the texts templates
-    insert. `cancel_granularity` says in words how soon an abort takes effect. `extensions` are the request fields beyond OpenAI's
-    that this engine honours where others cannot, by their names in the schema.
+    insert. `extensions` are the request fields beyond OpenAI's that this engine honours where others cannot, by their names in the
+    schema.
 
     `native_handoff` is for engines whose prefill state travels between the engines themselves (TensorRT-LLM: GPU to GPU). Their
     hand-offs are `handoff`, not `state`: the fields of `disaggregated_params` as stock workers write and read them. Its value is
@@ -73,7 +73,6 @@ class EngineFacts(Struct, frozen=True, kw_only=True):
     chat_template: str
     bos: str
     eos: str
-    cancel_granularity: str
     extensions: frozenset[str] = frozenset()
     native_handoff: dict[str, Any] | None = None
 
@@ -222,6 +221,14 @@ class Engine(ABC):
         """Token ids of a text. `special`: markers such as `<|im_start|>` are read as tokens; `add_special`: prepend BOS if the
         model has one. Called off the event loop for long texts: thread-safe.
         """
+
+    def fewest_tokens(self, text: str, enough: int) -> int:  # noqa: ARG002 - engines that can tell use them
+        """How many tokens `tokenize` would find at least, its markers read as tokens: quickly, for texts that are far too long.
+
+        Never more than it finds; counting may stop at `enough`. 0 from engines that cannot tell. Called off the event loop:
+        thread-safe.
+        """
+        return 0
 
     @abstractmethod
     def token_bytes(self, token: int) -> bytes:

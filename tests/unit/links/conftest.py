@@ -8,7 +8,7 @@ import pytest
 import uvloop
 
 from gateway.links.http import HttpLink
-from tests.unit.links.exchange import Connect, Serve
+from tests.unit.links.exchange import Connect, Drain, Serve, pass_on_until_failure, read_until_failure
 from tests.unit.links.raw_server import RawServer, Script, until
 
 
@@ -21,6 +21,13 @@ def open_sockets() -> int:
     """Sockets this process holds, whoever forgot them."""
     links = (path.resolve(strict=False) for path in Path("/proc/self/fd").iterdir())
     return sum(1 for link in links if link.name.startswith("socket:"))
+
+
+@pytest.fixture(params=[read_until_failure, pass_on_until_failure], ids=["read", "passed-on"])
+def drain(request: pytest.FixtureRequest) -> Drain:
+    """Takes a stream to its end, in both ways there are."""
+    way: Drain = request.param
+    return way
 
 
 @pytest.fixture

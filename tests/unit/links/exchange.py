@@ -20,6 +20,7 @@ STREAM = SSE_HEAD + chunked(ROLE, TOKEN, TOKEN + DONE)
 
 Serve = Callable[[Script], Awaitable[RawServer]]
 Connect = Callable[..., HttpLink]
+Drain = Callable[[HttpReplyStream], Awaitable[tuple[bytes, LinkError | None]]]
 
 
 async def ask(link: HttpLink, deadlines: Deadlines = PATIENT) -> Reply:
@@ -38,6 +39,25 @@ async def read_until_failure(stream: HttpReplyStream) -> tuple[bytes, LinkError 
     try:
         while piece := await stream.read():
             seen += piece
+    except LinkError as error:
+        return bytes(seen), error
+    finally:
+        stream.close()
+    return bytes(seen), None
+
+
+async def pass_on_until_failure(stream: HttpReplyStream) -> tuple[bytes, LinkError | None]:
+    """The same for a stream whose events are passed on as they come."""
+    seen = bytearray()
+
+    def take(events: bytes) -> bool:
+        seen.extend(events)
+        return True
+
+    try:
+        while piece := await stream.read():
+            seen += piece
+            await stream.pass_on(take)
     except LinkError as error:
         return bytes(seen), error
     finally:

@@ -14,8 +14,8 @@ from gateway.links.exchange import Heartbeat
 from gateway.links.grpc import FAILURES, GrpcLink
 from gateway.links.read_window import ReadWindow
 from schemas.codec import encode_frame
-from schemas.events import Delta, Event
-from schemas.openai.errors import ServingError
+from schemas.events import Delta, Event, Failed
+from schemas.openai.errors import ErrorKind, ServingError
 from schemas.pb.channel_pb2 import CANCEL, EVENTS, GOAWAY, KIND_UNSPECIFIED, PING, Frame
 from tests.channel_rig import CHAT, PATIENT, chat_frame, open_stream, read_to_end
 from tests.unit.links.raw_server import until
@@ -211,8 +211,51 @@ class TestStreams:
         link = await connect(script)
 
         assert await read_to_end(await open_stream(link, NAMED)) == HELLO_RECORD + b"data: [DONE]\n\n"
-        assert link.exchange is not None
-        assert link.exchange.skipped_events == 1
+        assert link.skipped_events == 1
+
+    async def test_a_newer_end_ends_its_stream_at_once(self, connect: Connect) -> None:
+        """An unknown event that says it is the last is an error record without [DONE]; nobody waits for another, nor cancels."""
+
+        async def script(peer: Peer) -> None:
+            number = await peer.opened()
+            batch = [[number, STARTED], [number, HELLO], [number, {"type": "curtain", "last": True}]]
+            await peer.send(Frame(kind=EVENTS, payload=encode_frame(batch)))
+            await answer_hello(peer)
+
+        link = await connect(script)
+        seen = await read_to_end(await open_stream(link, NAMED))
+
+        assert seen.startswith(HELLO_RECORD + b'data: {"error":')
+        assert b'"code":"unknown_end"' in seen
+        assert b"[DONE]" not in seen
+        assert await read_to_end(await open_stream(link, NAMED)) == HELLO_RECORD + b"data: [DONE]\n\n"
+
+    async def test_what_is_said_after_the_end_is_dropped(self, connect: Connect) -> None:
+        """A stream has one end: what a worker adds to it, in the same message even, reaches nobody."""
+
+        async def script(peer: Peer) -> None:
+            number = await peer.opened()
+            failed = Failed(kind=ErrorKind.INTERNAL, message="See http://gpu-7:8001.")
+            await peer.events((number, STARTED), (number, HELLO), (number, DONE), (number, HELLO), (number, failed))
+            await peer.events((number, HELLO))
+            await peer.gone()
+
+        assert await read_to_end(await open_stream(await connect(script), NAMED)) == HELLO_RECORD + b"data: [DONE]\n\n"
+
+    async def test_the_count_of_skipped_events_outlives_a_channel(self, connect: Connect) -> None:
+        """What was skipped before a channel was lost still counts when there is another."""
+
+        async def script(peer: Peer) -> None:
+            number = await peer.opened()
+            batch = [[number, STARTED], [number, {"type": "mood"}], [number, HELLO], [number, DONE]]
+            await peer.send(Frame(kind=EVENTS, payload=encode_frame(batch)))
+
+        link = await connect(script)
+        for _ in range(2):
+            await read_to_end(await open_stream(link, NAMED))
+            await until(lambda: link.exchange is None)
+
+        assert (link.dials, link.skipped_events) == (2, 2)
 
 
 class TestReplies:

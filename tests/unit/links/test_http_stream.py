@@ -18,6 +18,7 @@ from tests.unit.links.exchange import (
     STREAM,
     TOKEN,
     Connect,
+    Drain,
     Serve,
     open_stream,
     read_until_failure,
@@ -26,7 +27,7 @@ from tests.unit.links.raw_server import LAST_CHUNK, Peer, chunked, pass_time, re
 
 
 class TestStream:
-    async def test_every_fragmentation_gives_the_same(self, serve: Serve, connect: Connect) -> None:
+    async def test_every_fragmentation_gives_the_same(self, serve: Serve, connect: Connect, drain: Drain) -> None:
         """A stream cut in two at any offset, or sent byte by byte, gives the same events."""
         cuts = [[STREAM[:at], STREAM[at:]] for at in range(1, len(STREAM))]
         cuts.append([STREAM[at : at + 1] for at in range(len(STREAM))])
@@ -39,9 +40,9 @@ class TestStream:
         link = connect(await serve(script))
 
         for _ in cuts:
-            assert await read_until_failure(await open_stream(link)) == (ROLE + TOKEN + TOKEN + DONE, None)
+            assert await drain(await open_stream(link)) == (ROLE + TOKEN + TOKEN + DONE, None)
 
-    async def test_death_at_every_offset_gives_whole_events(self, serve: Serve, connect: Connect) -> None:
+    async def test_death_at_every_offset_gives_whole_events(self, serve: Serve, connect: Connect, drain: Drain) -> None:
         """A stream that dies anywhere gives whole events, every one that had arrived, and then WorkerLost unless it was over."""
         offsets = iter(range(len(SSE_HEAD), len(STREAM)))
 
@@ -52,7 +53,7 @@ class TestStream:
         link = connect(await serve(script))
 
         for offset in range(len(SSE_HEAD), len(STREAM)):
-            seen, error = await read_until_failure(await open_stream(link))
+            seen, error = await drain(await open_stream(link))
             arrived = [event for event in (ROLE, TOKEN, TOKEN) if event in STREAM[len(SSE_HEAD) : offset]]
             assert seen == b"" or seen.endswith(b"\n\n")
             assert (ROLE + TOKEN + TOKEN + DONE).startswith(seen)
@@ -92,9 +93,11 @@ class TestStream:
             chunked(),
         ],
     )
-    async def test_end_without_terminal_is_a_loss(self, serve: Serve, connect: Connect, body: bytes) -> None:
+    async def test_end_without_terminal_is_a_loss(
+        self, serve: Serve, connect: Connect, body: bytes, drain: Drain
+    ) -> None:
         """A stream that ends properly in HTTP but without `[DONE]` or an error record is WorkerLost."""
-        _, error = await read_until_failure(await open_stream(connect(await serve(replying(SSE_HEAD + body)))))
+        _, error = await drain(await open_stream(connect(await serve(replying(SSE_HEAD + body)))))
 
         assert isinstance(error, WorkerLost)
 
@@ -126,7 +129,7 @@ class TestStream:
 
     @pytest.mark.parametrize(("name", "value"), [("DRAIN_SECONDS", 0.05), ("DRAIN_BYTES", 10)])
     async def test_endless_trailer_is_cut_off(
-        self, serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch, name: str, value: float
+        self, serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch, name: str, value: float, drain: Drain
     ) -> None:
         """A worker that does not end its reply after the terminal, in time or in size, loses the connection."""
         monkeypatch.setattr(connection_module, name, value)
@@ -142,15 +145,15 @@ class TestStream:
         terminal_read = asyncio.Event()
         server = await serve(script)
 
-        assert await read_until_failure(await open_stream(connect(server))) == (TOKEN + DONE, None)
+        assert await drain(await open_stream(connect(server))) == (TOKEN + DONE, None)
         terminal_read.set()
         await asyncio.wait_for(server.finished.wait(), 0.9)
 
-    async def test_error_record_ends_the_stream(self, serve: Serve, connect: Connect) -> None:
+    async def test_error_record_ends_the_stream(self, serve: Serve, connect: Connect, drain: Drain) -> None:
         """A stock error record is the terminal: it is relayed as the OpenAI object, without the `[DONE]` after it."""
         link = connect(await serve(replying(SSE_HEAD + chunked(TOKEN, STOCK_ERROR + DONE))))
 
-        seen, error = await read_until_failure(await open_stream(link))
+        seen, error = await drain(await open_stream(link))
 
         assert error is None
         assert json.loads(seen.removeprefix(TOKEN + b"data: ")) == {
@@ -181,17 +184,17 @@ class TestStream:
             await stream.body()
         stream.close()
 
-    async def test_reply_limit_is_not_a_streams(self, serve: Serve, connect: Connect) -> None:
+    async def test_reply_limit_is_not_a_streams(self, serve: Serve, connect: Connect, drain: Drain) -> None:
         """A stream may be longer than the limit of a reply that is read whole."""
         stream = await open_stream(connect(await serve(replying(STREAM)), max_reply_bytes=10))
 
-        assert await read_until_failure(stream) == (ROLE + TOKEN + TOKEN + DONE, None)
+        assert await drain(stream) == (ROLE + TOKEN + TOKEN + DONE, None)
 
-    async def test_garbage_within_a_stream_is_a_bad_reply(self, serve: Serve, connect: Connect) -> None:
+    async def test_garbage_within_a_stream_is_a_bad_reply(self, serve: Serve, connect: Connect, drain: Drain) -> None:
         """Bytes that break HTTP in mid-stream fail it, after the events before them."""
         reply = SSE_HEAD + b"%x\r\n%b\r\nnonsense\r\n" % (len(TOKEN), TOKEN)
 
-        seen, error = await read_until_failure(await open_stream(connect(await serve(replying(reply)))))
+        seen, error = await drain(await open_stream(connect(await serve(replying(reply)))))
 
         assert seen == TOKEN
         assert isinstance(error, BadReply)
@@ -208,7 +211,7 @@ class TestBackPressure:
         assert await stream.read() == ROLE + TOKEN + TOKEN
         stream.close()
 
-    async def test_stream_that_is_not_read_is_bounded(self, serve: Serve, connect: Connect) -> None:
+    async def test_stream_that_is_not_read_is_bounded(self, serve: Serve, connect: Connect, drain: Drain) -> None:
         """A worker that writes 64 MiB to a reader who does not read is stopped; reading gets every byte."""
         event = b"data: " + b"x" * 65_528 + b"\n\n"
         sent = 0
@@ -230,10 +233,10 @@ class TestBackPressure:
 
         assert held._unread <= 2 * HIGH_WATER_BYTES + 65_536
         assert sent < 512
-        seen, error = await read_until_failure(stream)
+        seen, error = await drain(stream)
         assert (len(seen), error) == (1024 * len(event) + len(DONE), None)
 
-    async def test_late_reader_is_not_a_silent_worker(self, serve: Serve, connect: Connect) -> None:
+    async def test_late_reader_is_not_a_silent_worker(self, serve: Serve, connect: Connect, drain: Drain) -> None:
         """The idle deadline does not run while bytes are waiting for the reader."""
         first_read, both_sent, finish = asyncio.Event(), asyncio.Event(), asyncio.Event()
         begun = b"%x\r\n%b\r\n" % (len(TOKEN), TOKEN)
@@ -254,4 +257,84 @@ class TestBackPressure:
         await pass_time(0.3)
         finish.set()
 
+        assert await drain(stream) == (TOKEN + DONE, None)
+
+
+class TestPassingOn:
+    async def test_events_are_passed_on_without_being_read(self, serve: Serve, connect: Connect) -> None:
+        """Each event reaches the taker as it comes; the terminal is left for a reader."""
+        passed: list[bytes] = []
+
+        async def script(peer: Peer) -> None:
+            await peer.request()
+            await peer.send(SSE_HEAD + chunked(ROLE)[: -len(LAST_CHUNK)])
+            for number in range(1, 4):
+                await peer.send(chunked(TOKEN)[: -len(LAST_CHUNK)])
+                await until(lambda: len(passed) == number)  # noqa: B023  it is waited for at once
+            await peer.send(chunked(DONE))
+
+        def take(events: bytes) -> bool:
+            passed.append(events)
+            return True
+
+        stream = await open_stream(connect(await serve(script)))
+        assert await stream.read() == ROLE
+        await stream.pass_on(take)
+
+        assert passed == [TOKEN] * 3
+        assert await stream.read() == DONE
+        assert await stream.read() == b""
+        stream.close()
+
+    async def test_a_taker_that_has_enough_is_given_no_more(self, serve: Serve, connect: Connect) -> None:
+        """Once it has answered False, events wait to be read."""
+        passed: list[bytes] = []
+        go_on = asyncio.Event()
+
+        async def script(peer: Peer) -> None:
+            await peer.request()
+            await peer.send(SSE_HEAD + chunked(ROLE)[: -len(LAST_CHUNK)])
+            await go_on.wait()
+            await peer.send(chunked(TOKEN)[: -len(LAST_CHUNK)])
+            await until(lambda: bool(passed))
+            await peer.send(chunked(TOKEN, DONE))
+
+        def take(events: bytes) -> bool:
+            passed.append(events)
+            return False
+
+        stream = await open_stream(connect(await serve(script)))
+        assert await stream.read() == ROLE
+        go_on.set()
+        await stream.pass_on(take)
+
+        assert passed == [TOKEN]
         assert await read_until_failure(stream) == (TOKEN + DONE, None)
+        assert passed == [TOKEN]
+
+    async def test_cancelling_ends_the_passing_on(self, serve: Serve, connect: Connect) -> None:
+        """A reader that is cancelled while events are passed on gives nothing more to the taker."""
+        passed: list[bytes] = []
+        go_on = asyncio.Event()
+
+        async def script(peer: Peer) -> None:
+            await peer.request()
+            await peer.send(SSE_HEAD + chunked(ROLE)[: -len(LAST_CHUNK)])
+            await go_on.wait()
+            await peer.send(chunked(TOKEN + DONE))
+
+        def take(events: bytes) -> bool:
+            passed.append(events)
+            return True
+
+        stream = await open_stream(connect(await serve(script)))
+        assert await stream.read() == ROLE
+        passing = asyncio.create_task(stream.pass_on(take))
+        await asyncio.sleep(0)
+        passing.cancel()
+        await asyncio.gather(passing, return_exceptions=True)
+        go_on.set()
+
+        assert await stream.read() == TOKEN + DONE
+        assert passed == []
+        stream.close()

@@ -154,10 +154,6 @@ class LlamaCppEngine(Engine):
             chat_template=weights.metadata("tokenizer.chat_template") or "",
             bos=vocabulary.bos,
             eos=vocabulary.eos,
-            cancel_granularity=(
-                f"between batches, also during prefill: a batch has at most {self._options.chunk} tokens, "
-                "some 0.2 s on one core with the demo model"
-            ),
         )
 
     # --- requests ---
@@ -203,6 +199,9 @@ class LlamaCppEngine(Engine):
 
     def tokenize(self, text: str, *, special: bool, add_special: bool) -> list[int]:
         return self._ready().vocabulary.tokenize(text, special=special, add_special=add_special)
+
+    def fewest_tokens(self, text: str, enough: int) -> int:
+        return self._ready().vocabulary.fewest_tokens(text, enough)
 
     def token_bytes(self, token: int) -> bytes:
         vocabulary = self._ready().vocabulary

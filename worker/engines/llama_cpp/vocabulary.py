@@ -5,11 +5,17 @@ from typing import Final
 
 from worker.engines.base import EngineError
 from worker.engines.llama_cpp.binding import Weights
+from worker.engines.llama_cpp.markers import Markers
 from worker.engines.llama_cpp.spelling import SPELLINGS
+from worker.engines.llama_cpp.token_bound import TokenBound
 
 _NORMAL: Final = 4
+_CONTROL: Final = 8
 _BYTE: Final = 32
-"""llama.cpp's attributes of tokens whose names are spelled; the names of all others are meant literally."""
+_STRIPS_LEFT: Final = 128
+"""llama.cpp's attributes of tokens. The names of normal tokens and bytes are spelled; those of all others are meant literally."""
+_MOST_MARKERS: Final = 1000
+"""How many markers llama.cpp is given at a time."""
 
 
 class Vocabulary:
@@ -29,13 +35,30 @@ class Vocabulary:
         """The name of the token that begins a text, empty if there is none."""
         self.eos = self._name(int(self._vocab.token_eos()))
         """The name of the token that ends one."""
+        self._markers = self._found_markers()
+        self._bound = TokenBound(self.bytes, self.single_bytes(), self._markers)
+        self._closes_texts = self._last("a", add_special=True) != self._last("a", add_special=False)
+        """Whether `add_special` adds a token behind a text, too."""
 
     def tokenize(self, text: str, *, special: bool, add_special: bool) -> list[int]:
         """Token ids. Characters that the vocabulary has no bytes for are left out by llama.cpp; lone surrogates become `?`."""
         # The round trip costs less than tokenising, and what cannot be encoded would be refused.
         clean = text.encode(errors="replace").decode()
-        ids: list[int] = self._vocab.tokenize(clean, add_special, special)
+        if not special or (add_special and self._closes_texts):
+            return self._ids(clean, add_special=add_special, special=special)
+        first, *others = self._markers.pieces(clean, _MOST_MARKERS)
+        ids = self._ids(first, add_special=add_special, special=True)
+        for piece in others:
+            ids += self._ids(piece, add_special=False, special=True)
         return ids
+
+    def _ids(self, text: str, *, add_special: bool, special: bool) -> list[int]:
+        ids: list[int] = self._vocab.tokenize(text, add_special, special)
+        return ids
+
+    def fewest_tokens(self, text: str, enough: int) -> int:
+        """How many tokens a text has at least, with its markers read as tokens; see `TokenBound.fewest`."""
+        return self._bound.fewest(text, enough)
 
     def text_of(self, token: int) -> bytes:
         """The bytes a token adds to the text: none for one that is not text."""
@@ -49,8 +72,20 @@ class Vocabulary:
         """The bytes that are tokens of their own."""
         return {data[0] for token, data in enumerate(self.bytes) if len(data) == 1 and token not in self.control}
 
+    def _last(self, text: str, *, add_special: bool) -> list[int]:
+        return self._ids(text, add_special=add_special, special=False)[-1:]
+
     def _name(self, token: int) -> str:
         return self.bytes[token].decode(errors="replace") if 0 <= token < self.size else ""
+
+    def _found_markers(self) -> Markers:
+        kinds = [int(self._vocab.get_attr(token)) for token in range(self.size)]
+        named = {
+            token: str(self._vocab.get_text(token)) for token, kind in enumerate(kinds) if not kind & (_NORMAL | _BYTE)
+        }
+        # Before one that swallows what stands left of it, a text cannot be cut.
+        markers = [name for token, name in named.items() if kinds[token] & _CONTROL and not kinds[token] & _STRIPS_LEFT]
+        return Markers(markers, named.values())
 
     def _byte_table(self) -> tuple[bytes, ...]:
         kind = self._vocab.vocab_type

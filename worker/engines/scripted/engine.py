@@ -114,7 +114,6 @@ class ScriptedEngine(Engine):
             chat_template=CHAT_TEMPLATE,
             bos=MARKERS[0],
             eos=MARKERS[2],
-            cancel_granularity="at once",
         )
 
     async def generate(self, request: SequenceRequest) -> AsyncGenerator[SequenceOutput, None]:

@@ -132,7 +132,6 @@ class TensorrtLlmEngine(Engine):
             chat_template=vocabulary.chat_template,
             bos=vocabulary.bos,
             eos=vocabulary.eos,
-            cancel_granularity="at the executor's next iteration, which is one chunk of a prompt or one token of every sequence",
             extensions=extensions_of(self._library),
             # A version without the property has one order only, and nothing to publish.
             native_handoff=dict(getattr(llm, "disaggregated_params", None) or {}),

@@ -1,0 +1,61 @@
+"""What becomes of a log line that cannot be written."""
+
+import io
+import sys
+from datetime import UTC, datetime
+
+import pytest
+import structlog
+
+from gateway import log
+
+
+class FullDisk(io.StringIO):
+    """Takes nothing."""
+
+    def write(self, text: str) -> int:
+        """Fails."""
+        raise OSError(28, "No space left on device")
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stderr that takes nothing."""
+    monkeypatch.setattr(sys, "stderr", FullDisk())
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_line_that_cannot_be_written_is_lost_and_nothing_else() -> None:
+    """Whoever logs does not hear of it."""
+    log.configure("info")
+    structlog.get_logger("test").info("something.happened")
+
+
+@pytest.mark.usefixtures("full_disk")
+async def test_access_lines_that_cannot_be_written_are_lost_and_nothing_else() -> None:
+    """Neither do requests."""
+    access_log = log.AccessLog()
+    access_log.add(
+        log.AccessLine(
+            timestamp=log.timestamp(),
+            request_id="r",
+            client_request_id=None,
+            endpoint="chat",
+            method="POST",
+            path="/v1/chat/completions",
+            status=200,
+            outcome="completed",
+            stream=False,
+            seconds=0.1,
+            first_byte=None,
+        )
+    )
+    access_log.flush()
+
+
+def test_a_timestamp_is_the_time_in_utc() -> None:
+    """With microseconds, and a zone that every reader knows."""
+    said = datetime.fromisoformat(log.timestamp())
+
+    assert said.tzinfo is not None
+    assert abs((datetime.now(UTC) - said).total_seconds()) < 5
