@@ -68,6 +68,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._fields: dict[bytes, bytes] = {}  # The headers by name; of a name that was sent twice, the last.
         self._waiting: deque[Cycle] = deque()  # Requests sent ahead, the oldest first.
         self._last: Cycle | None = None  # Whose body arrives now.
+        self._body_left = 0  # How much of it is missing, if its length was said.
         self._discarded = 0
         self._data = b""
         self._first_data: bytes | None = None  # What the last request began in.
@@ -101,6 +102,10 @@ class GatewayProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refusal is not None:
             return  # The connection is being closed; what still comes has no meaning.
+        if self._body_left:
+            data = self._body_goes_on(data)
+            if not data:
+                return
         if self._is_between_requests() and (body := self._repeated.body_of(data)) is not None:
             self._ask_again(body)
             return
@@ -111,6 +116,15 @@ class GatewayProtocol(HttpToolsProtocol):
             self._head_goes_on(len(data))
         elif self._first_data is data:
             self._remember(data)
+
+    def _body_goes_on(self, data: bytes) -> bytes:
+        """Take what of this belongs to a body whose length is known, past the parser, which would copy it; answers what follows."""
+        piece = data[: self._body_left]  # No copy where that is all of it.
+        self.on_body(piece)
+        if not self._body_left and self._last is not None:
+            self.parser = type(self.parser)(self)  # The one before still waits for the body.
+            self._last.body_ended()
+        return data[len(piece) :]
 
     def _is_between_requests(self) -> bool:
         """Whether all that was sent is answered, so that what comes now begins a request."""
@@ -162,6 +176,8 @@ class GatewayProtocol(HttpToolsProtocol):
         if not self._names_one_host(fields, version):
             self._refuse(ServingError(ErrorKind.INVALID, "A request has exactly one Host header."))
         if not parser.should_upgrade():  # Else it is parsed again without the offer: see below.
+            if b"content-length" in fields and b"transfer-encoding" not in fields:
+                self._body_left = int(fields[b"content-length"])  # The parser has seen to it that it is a number.
             self._take_up(self._scope(version), keep_alive=version != "1.0" and parser.should_keep_alive())
 
     def _names_one_host(self, fields: dict[bytes, bytes], version: str) -> bool:
@@ -333,6 +349,8 @@ class GatewayProtocol(HttpToolsProtocol):
     # --- bodies ---
 
     def on_body(self, body: bytes) -> None:
+        if self._body_left:
+            self._body_left -= len(body)
         cycle = self._last
         if cycle is None or not cycle.response_complete:
             if cycle is not None:
@@ -343,6 +361,7 @@ class GatewayProtocol(HttpToolsProtocol):
             self.outgoing.close()
 
     def on_message_complete(self) -> None:
+        self._body_left = 0
         if self._last is not None and not self.parser.should_upgrade():
             self._last.body_ended()
 

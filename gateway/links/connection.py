@@ -14,7 +14,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from gateway.heads import RepeatedHead
 from gateway.links.base import BadReply, Deadlines, LinkError, WorkerLost, WorkerSilent
-from gateway.links.chunks import CHUNK_OF_EVENTS_END, whole_chunk
+from gateway.links.chunks import LAST_CHUNK, ends_chunk, whole_chunks
 from gateway.links.read_window import ReadWindow
 from gateway.outbox import Outgoing, outbox_of
 from schemas.codec import SSE_TYPE
@@ -99,12 +99,12 @@ class Connection(asyncio.Protocol):
         self._complete = False
         self._draining = False
         self._awaiting_event = False
-        self._chunk_ended = False  # The last thing the parser found was the end of a chunk.
         self._between_chunks = False
         self._read_at = 0.0
         self._failure: LinkError | None = None
         self._pieces: list[bytes] = []
         self._unread = 0
+        self._body_left = 0  # How much of the body is missing, if its length was said.
         self._drained = 0
         self._overhead = 0
 
@@ -133,6 +133,9 @@ class Connection(asyncio.Protocol):
             if self._complete:
                 return b""
             await self._wait(Goal.DATA)
+        if self._streamed and not self._awaiting_event:
+            # The reader may be late: the worker's silence begins now.
+            self._due = monotonic() + self._deadlines.idle
         return self.take()
 
     async def pass_on(self, taker: Callable[[bytes], bool]) -> None:
@@ -337,20 +340,33 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Bytes of the reply; on an idle connection nobody asked for any, and it is closed."""
         taker = self._taker
-        if taker is not None and self._between_chunks and (chunk := whole_chunk(data)):
-            # A token, nearly always: the parser would find the same, and can go on behind it.
+        if taker is not None and self._between_chunks and (events := whole_chunks(data)):
+            # Tokens, nearly always: the parser would find the same, and can go on behind them.
             self._heard_more()
             try:
-                if not taker(chunk):
+                if not taker(events):
                     self._stop_passing_on()
             except BadReply as failure:
                 self._fail(failure)
         elif not self._busy:
             self.abort()
+        elif self._body_left:
+            self._body_goes_on(data)
         elif not self._answered and (body := self._repeated.body_of(data)) is not None:
             self._answer_again(body)
         else:
             self._parse(data)
+
+    def _body_goes_on(self, data: bytes) -> None:
+        """More of a body whose length is known, past the parser, which would copy it."""
+        if len(data) > self._body_left:
+            data = data[: self._body_left]
+            self._reusable = False  # Nobody asked for what follows.
+        self.on_body(data)
+        if not self._body_left:
+            self._parser = HttpResponseParser(self)  # The one before still waits for the body.
+            self.on_message_complete()
+        self._after_data()
 
     def _answer_again(self, body: bytes) -> None:
         """A whole reply with the head of one before, but for the length of its body."""
@@ -367,6 +383,9 @@ class Connection(asyncio.Protocol):
         self._wake_now()
 
     def _parse(self, data: bytes) -> None:
+        if self._between_chunks and data.endswith(LAST_CHUNK) and (events := whole_chunks(data[: -len(LAST_CHUNK)])):
+            self.on_body(events)
+            data = LAST_CHUNK
         begins = not self._answered
         self._answered = True
         self._overhead += len(data)
@@ -384,7 +403,7 @@ class Connection(asyncio.Protocol):
                 self._repeated.learn(data, (self.status, self.headers))
             self._wake_now()
         else:
-            self._between_chunks = self._chunk_ended and data.endswith(CHUNK_OF_EVENTS_END)
+            self._between_chunks = ends_chunk(data, self._pieces)
             self._after_data()
 
     def _after_data(self) -> None:
@@ -480,6 +499,8 @@ class Connection(asyncio.Protocol):
         headers = self.headers
         length = headers.get("content-length")
         self._delimited = length is not None or headers.get("transfer-encoding", "").lower().endswith("chunked")
+        if length is not None and length.isdecimal() and "transfer-encoding" not in headers:
+            self._body_left = int(length)
         self._awaiting_event = self._streamed and self.is_event_stream
         if not 200 <= self.status < 600:
             self._failure = BadReply(f"{self._name} answered with the status {self.status}.")
@@ -491,7 +512,8 @@ class Connection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         """A piece of the body."""
         self._overhead = 0
-        self._chunk_ended = False
+        if self._body_left:
+            self._body_left -= len(body)
         if self._draining:
             self._drained += len(body)
             if self._drained > DRAIN_BYTES:
@@ -503,15 +525,12 @@ class Connection(asyncio.Protocol):
         elif self._failure is None:
             self._failure = self._oversize()
 
-    def on_chunk_complete(self) -> None:
-        """The end of a chunk of the body."""
-        self._chunk_ended = True
-
     def _oversize(self) -> BadReply:
         return BadReply(f"{self._name} sent a reply of more than {self._max_reply_bytes} bytes.")
 
     def on_message_complete(self) -> None:
         """The end of a reply, or of a 1xx head."""
+        self._body_left = 0
         if self._interim:
             self._interim = False
         elif self._failure is None:

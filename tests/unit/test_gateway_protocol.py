@@ -72,6 +72,35 @@ class TestRepeatedHeads:
             assert status_of(await client.until(b"\r\n\r\n")) == 413
 
 
+class TestLargeBodies:
+    @pytest.mark.parametrize("cuts", [(200,), (201, 300_000), (150, 160, 170), (70_000, 140_000, 210_000)])
+    async def test_a_body_in_any_pieces_is_one_body(self, cuts: tuple[int, ...]) -> None:
+        """Wherever the network cuts it; what is sent ahead behind it is the next request."""
+        user = "u" * 400_000
+        data = post(CHAT, json.dumps(chat(user=user)).encode()) + post(CHAT, BODY) + HEALTH
+        async with listening() as (gateway, port), connected(port) as client:
+            for start, end in zip((0, *cuts), (*cuts, len(data)), strict=True):
+                client.send(data[start:end])
+                async with connected(port) as other:  # By when it is answered, the piece was read.
+                    other.send(HEALTH)
+                    await other.rest()
+
+            assert (await client.rest()).count(b"HTTP/1.1 200") == 3
+            assert [call.view.user == user for call in gateway.backend.calls] == [True, False]
+
+    async def test_a_client_that_leaves_within_a_body_leaves_nothing(self) -> None:
+        """The request is given up."""
+        async with listening() as (gateway, port):
+            async with connected(port) as client:
+                client.send(post(CHAT, b" " * 400_000)[:-1])
+            async with connected(port) as other:
+                other.send(HEALTH)
+                await other.rest()
+
+            assert gateway.backend.calls == []
+            assert gateway.parts.admission.body_bytes == 0
+
+
 class TestAnswers:
     async def test_a_stream_ends_with_its_terminal_and_the_connection_lives_on(self) -> None:
         """After the terminal the response ends, and the connection takes the next request."""

@@ -1,0 +1,60 @@
+"""Bodies of known length, which go past the parser once their head is read."""
+
+import pytest
+
+from tests.unit.links.exchange import HELLO, Connect, Serve, ask
+from tests.unit.links.raw_server import Peer, until
+
+LARGE = b"x" * 700_000
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+
+
+@pytest.mark.parametrize("sizes", [(0,), (1, 1), (100_000,), (699_999,), (250_000, 250_000)])
+async def test_a_body_in_any_pieces_is_one_body(serve: Serve, connect: Connect, sizes: tuple[int, ...]) -> None:
+    """However it was cut, and the connection takes the next exchange."""
+    link = None
+
+    async def script(peer: Peer) -> None:
+        for _ in range(3):
+            await peer.request()
+            pieces, rest = [HEAD % len(LARGE)], LARGE
+            for size in sizes:
+                pieces.append(rest[:size])
+                rest = rest[size:]
+            await peer.send(*(piece for piece in [*pieces, rest] if piece))
+            await peer.request()
+            await peer.send(HELLO)
+
+    link = connect(await serve(script))
+    for _ in range(3):
+        assert (await ask(link)).body == LARGE
+        assert (await ask(link)).body == b"hello"
+    assert link.open_connections == 1
+
+
+async def test_what_follows_a_body_is_nobodys_reply(serve: Serve, connect: Connect) -> None:
+    """The body is whole; the connection is not used again."""
+
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(HEAD % len(LARGE) + LARGE[:100], LARGE[100:] + HELLO)
+
+    link = connect(await serve(script))
+
+    assert (await ask(link)).body == LARGE
+    await until(lambda: link.open_connections == 0)
+
+
+async def test_a_status_without_a_body_has_none_whatever_length_it_says(serve: Serve, connect: Connect) -> None:
+    """A 204 ends with its head (RFC 9112, 6.3)."""
+
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(b"HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\n")
+        await peer.request()
+        await peer.send(HELLO)
+
+    link = connect(await serve(script))
+
+    assert (await ask(link)).status == 204
+    assert (await ask(link)).body == b"hello"
