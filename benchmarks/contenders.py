@@ -15,6 +15,8 @@ from typing import Final
 
 from msgspec import Struct
 
+from benchmarks.bodies import MODEL
+
 ROOT: Final = Path(__file__).parents[1]
 SMG: Final = ROOT / ".venv" / "smg" / "bin" / "smg"
 
@@ -62,8 +64,11 @@ def _packrelay_grpc(window_ms: float) -> "Command":
     return command
 
 
-def _packrelay_twice(port: int, workers: Sequence[int], contexts: Sequence[int], folder: Path) -> list[str]:
-    return [*_packrelay(port, workers, contexts, folder), "--processes", "2"]
+def _packrelay_times(processes: int) -> "Command":
+    def command(port: int, workers: Sequence[int], contexts: Sequence[int], folder: Path) -> list[str]:
+        return [*_packrelay(port, workers, contexts, folder), "--processes", str(processes)]
+
+    return command
 
 
 def _smg(port: int, workers: Sequence[int], contexts: Sequence[int], _folder: Path) -> list[str]:
@@ -78,6 +83,12 @@ def _smg(port: int, workers: Sequence[int], contexts: Sequence[int], _folder: Pa
 
 def _smg_quiet(port: int, workers: Sequence[int], contexts: Sequence[int], folder: Path) -> list[str]:
     return [*_smg(port, workers, contexts, folder), "--log-level", "error"]
+
+
+def _worker(port: int, _workers: Sequence[int], _contexts: Sequence[int], _folder: Path) -> list[str]:
+    script = ["--engine-option", "itl_ms=10", "--engine-option", "tokens=128"]
+    command = [sys.executable, "-m", "worker.entry", "--port", str(port), "--engine", "scripted", *script]
+    return [*command, "--served-model-name", MODEL]
 
 
 # The floor at its best: bodies stay in memory (measured at 1 MB: half of what relaying them piece by piece costs).
@@ -134,6 +145,7 @@ def _relay_versions() -> str:
 PACKRELAY: Final = "packrelay"
 PACKRELAY_QUIET: Final = "packrelay, no access log"
 PACKRELAY_TWICE: Final = "packrelay x2"
+PACKRELAY_FOUR_TIMES: Final = "packrelay x4"
 PACKRELAY_AT_ONCE: Final = "packrelay, window 0"
 PACKRELAY_GRPC: Final = "packrelay, gRPC"
 PACKRELAY_GRPC_AT_ONCE: Final = "packrelay, gRPC, window 0"
@@ -143,6 +155,8 @@ SMG_NAME: Final = "SMG"
 SMG_QUIET: Final = "SMG, errors only"
 PYDANTIC_JSON: Final = "pydantic + JSON"
 PYDANTIC_MSGPACK: Final = "pydantic + msgpack"
+PACKRELAY_WORKER: Final = "packrelay worker"
+"""The front end of one of our workers, with an engine that makes a token every 10 ms for each stream."""
 DIRECT: Final = "direct"
 """No server in between: the load goes to the worker itself."""
 
@@ -150,8 +164,14 @@ CONTENDERS: Final = {
     contender.name: contender
     for contender in (
         Contender(name=PACKRELAY, command=_packrelay, found=lambda: True, version=lambda: version("packrelay")),
-        Contender(
-            name=PACKRELAY_TWICE, command=_packrelay_twice, found=lambda: True, version=lambda: version("packrelay")
+        *(
+            Contender(
+                name=name,
+                command=_packrelay_times(processes),
+                found=lambda: True,
+                version=lambda: version("packrelay"),
+            )
+            for name, processes in ((PACKRELAY_TWICE, 2), (PACKRELAY_FOUR_TIMES, 4))
         ),
         Contender(
             name=PACKRELAY_QUIET, command=_packrelay_quiet, found=lambda: True, version=lambda: version("packrelay")
@@ -162,6 +182,7 @@ CONTENDERS: Final = {
             found=lambda: True,
             version=lambda: version("packrelay"),
         ),
+        Contender(name=PACKRELAY_WORKER, command=_worker, found=lambda: True, version=lambda: version("packrelay")),
         *(
             Contender(
                 name=name,

@@ -57,6 +57,15 @@ def middle(results: Results, label: str, figure: Figure) -> float | None:
     return median(figure(measured) for measured in rounds) if rounds else None
 
 
+def failed(results: Results, *labels: str) -> str:
+    """Why figures of these say nothing: which of them had requests that failed; empty if none had."""
+    return ", ".join(
+        f"requests to {label} failed"
+        for label in labels
+        if any(measured.failures for measured in results.get(label, ()))
+    )
+
+
 def ratio(ours: str, floor: str, at_most: float, figure: Figure = per_request) -> Target:
     """Ours divided by a floor, both as medians."""
 
@@ -66,6 +75,8 @@ def ratio(ours: str, floor: str, at_most: float, figure: Figure = per_request) -
         if own is None or not other:
             return Verdict(said, None, at_most, None, f"no {floor if own is not None else ours}")
         value = own / other
+        if why := failed(results, ours, floor):
+            return Verdict(said, value, at_most, None, why)
         apart = spread(figure(measured) for measured in results[floor])
         if apart > UNSTABLE:
             return Verdict(said, value, at_most, None, f"{floor} unstable: rounds differ by {apart:.2f}")
@@ -81,6 +92,22 @@ def added(ours: str, floor: str, at_most: float, figure: Figure, said: str) -> T
         own, other = middle(results, ours, figure), middle(results, floor, figure)
         if own is None or other is None:
             return Verdict(said, None, at_most, None, f"no {floor if own is not None else ours}")
+        if why := failed(results, ours, floor):
+            return Verdict(said, own - other, at_most, None, why)
         return Verdict(said, own - other, at_most, own - other <= at_most)
+
+    return judge
+
+
+def below(ours: str, at_most: float, figure: Figure, said: str) -> Target:
+    """Ours by itself, as a median."""
+
+    def judge(results: Results) -> Verdict:
+        own = middle(results, ours, figure)
+        if own is None:
+            return Verdict(said, None, at_most, None, f"no {ours}")
+        if why := failed(results, ours):
+            return Verdict(said, own, at_most, None, why)
+        return Verdict(said, own, at_most, own <= at_most)
 
     return judge

@@ -1,6 +1,7 @@
 """Runs questions in interleaved rounds: each round measures every setting once, in fresh processes."""
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from msgspec import structs
 
@@ -10,6 +11,7 @@ from benchmarks.contenders import (
     PACKRELAY,
     PACKRELAY_AT_ONCE,
     PACKRELAY_GRPC,
+    PACKRELAY_WORKER,
     PYDANTIC_JSON,
     PYDANTIC_MSGPACK,
 )
@@ -18,6 +20,11 @@ from benchmarks.question import Question
 from benchmarks.setting import Failed, measure
 
 Tell = Callable[[str], None]
+
+_QUICK: Final = frozenset(
+    (PACKRELAY, PACKRELAY_AT_ONCE, PACKRELAY_GRPC, PACKRELAY_WORKER, PYDANTIC_JSON, PYDANTIC_MSGPACK, DIRECT)
+)
+"""Contenders that start at once."""
 
 
 def missing(questions: Sequence[Question]) -> dict[str, str]:
@@ -49,7 +56,7 @@ def tiny(question: Question) -> Question:
     quick = {
         label: structs.replace(setting, load=_tiny(setting.load))
         for label, setting in question.settings.items()
-        if setting.contender in {PACKRELAY, PACKRELAY_AT_ONCE, PACKRELAY_GRPC, PYDANTIC_JSON, PYDANTIC_MSGPACK, DIRECT}
+        if setting.contender in _QUICK
     }
     return structs.replace(question, settings=quick)
 

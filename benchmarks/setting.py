@@ -56,7 +56,7 @@ def measure(setting: Setting) -> Measured:
         port = _free_port()
         command = CONTENDERS[setting.contender].command(port, workers, contexts, folder)
         server = stack.enter_context(_process(command, ours))
-        _await_answer(port, server, stream=setting.load.mode == "streams" or setting.load.events > 0)
+        _await_answer(port, server, stream=setting.load.events != 0)
         return _load(msgspec.structs.replace(setting.load, port=port, watch=server.pid), others)
 
 

@@ -21,7 +21,7 @@ def lines(question: Question, results: Results) -> list[str]:
         shown = f"  {label:24} {value:10.1f}   {rate:9.0f}/s   p50 {_ms(results, label, 'p50')}   p99 {_ms(results, label, 'p99')}"
         if own is not None and label != ours and value:
             shown += f"   ours is {own / value:.3f} of it"
-        told.append(shown + (f"   (rounds differ by {apart:.2f})" if apart > UNSTABLE else ""))
+        told.append(shown + (f"   (rounds differ by {apart:.2f})" if value and apart > UNSTABLE else ""))
     told.extend(f"    {_said(target(results))}" for target in question.targets)
     return told
 

@@ -4,7 +4,7 @@ Every stream ends with exactly one terminal: what the worker's stream ended with
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from time import monotonic
 from typing import Final, Protocol
@@ -95,16 +95,15 @@ class Reply:
         self.status = 200
         await self._send({"type": "http.response.start", "status": 200, "headers": [*_STREAM_HEADERS, *self.headers]})
         last = b""
-        pace = _Pace(gaps)
+        sent = _pace(gaps)
         while chunk := await events.read():
             await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+            now = sent(chunk)
             if self.first_byte is None:
-                self.first_byte = pace.before = monotonic()
-            else:
-                pace.sent(chunk)
+                self.first_byte = now
             last = chunk
             if self._cycle is not None:
-                await events.pass_on(_passing_on(self._cycle.write, pace))
+                await events.pass_on(_passing_on(self._cycle.write, sent))
         self.failed = not last.endswith(DONE)
         self.ended = True
         await self._send({"type": "http.response.body", "body": b""})
@@ -126,28 +125,30 @@ class Reply:
                     await self.whole(error.status, encode_json(error.body()), headers_of(error))
 
 
-class _Pace:
-    """Tells a histogram the time that each event after the first took; `before` is when the last one was sent (monotonic)."""
+def _pace(gaps: Histogram) -> Callable[[bytes], float]:
+    """What is to be told of events when they were sent, and answers the time (monotonic).
 
-    __slots__ = ("_gaps", "before")
+    The histogram hears how long each event after the first took.
+    """
+    before = 0.0
 
-    def __init__(self, gaps: Histogram) -> None:
-        self._gaps = gaps
-        self.before = 0.0
-
-    def sent(self, events: bytes) -> None:
-        """These events were sent now."""
+    def sent(events: bytes) -> float:
+        nonlocal before
         now = monotonic()
-        # Two line ends an event: counting blank lines takes ten times as long, and workers write one line an event.
-        self._gaps.observe_each(now - self.before, events.count(b"\n") // 2)
-        self.before = now
+        if before:
+            # Two line ends an event: counting blank lines takes ten times as long, and workers write one line an event.
+            gaps.observe_each(now - before, events.count(b"\n") // 2)
+        before = now
+        return now
+
+    return sent
 
 
-def _passing_on(write: Take, pace: _Pace) -> Take:
+def _passing_on(write: Take, sent: Callable[[bytes], float]) -> Take:
     """What is done for each event of a stream that flows: nothing that could wait."""
 
     def take(events: bytes) -> bool:
-        pace.sent(events)
+        sent(events)
         return write(events)
 
     return take

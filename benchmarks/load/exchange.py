@@ -50,7 +50,10 @@ class Exchange(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def send(self, request: bytes, events: int = 0, scheduled: float | None = None) -> None:
-        """Send a request whose reply must have so many events (0: must be a whole body). Times count from `scheduled`, or now."""
+        """Send a request whose reply must have so many events (0: must be a whole body; less: a stream of any number).
+
+        Times count from `scheduled`, or now.
+        """
         sent = monotonic() if scheduled is None else scheduled
         self._outcome = Outcome(ok=False, sent=sent, first=0.0, ended=0.0, arrivals=[])
         self._events = events
@@ -124,6 +127,8 @@ class Exchange(asyncio.Protocol):
         if not self._outcome.ok or not self._events or self._on_delay is not None:
             return self._outcome.ok
         body = b"".join(self._pieces)
+        if self._events < 0:
+            return _DONE in dechunked(body)
         wanted = self._events + 1  # The terminal.
         if body.count(_EVENT) != wanted or _DONE not in body:
             body = dechunked(body)

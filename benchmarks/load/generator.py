@@ -32,7 +32,7 @@ async def measure(load: Load) -> Measured:
 
 def request_of(load: Load) -> bytes:
     """The request, as bytes."""
-    stream = load.events > 0
+    stream = load.events != 0
     body = agentic(load.size, load.alphabet, stream=stream) if load.size else small(stream=stream)
     head = (
         f"POST {PATH} HTTP/1.1\r\nHost: 127.0.0.1:{load.port}\r\nContent-Type: application/json\r\n"

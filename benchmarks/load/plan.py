@@ -13,8 +13,9 @@ class Load(Struct, frozen=True, kw_only=True):
 
     `closed`: `connections` clients, each sends as soon as it was answered. `open`: `rate` requests a second, whatever is answered;
     a request's time starts when it was due. `streams`: `connections` paced streams that last longer than the measurement.
-    `size` 0 is the smallest chat. `events` is what a stream must have (0: the reply is whole). `probe` is a path that is asked
-    for `probe_rate` times a second beside the load. `watch` is the process whose processor time is measured, with descendants.
+    `size` 0 is the smallest chat. `events` is what a stream must have (0: the reply is whole; -1: any number). `probe` is a path
+    that is asked for `probe_rate` times a second beside the load. `watch` is the process whose processor time is measured, with
+    descendants.
     """
 
     port: int

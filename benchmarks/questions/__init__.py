@@ -6,6 +6,7 @@ from benchmarks.questions import (
     agentic_100kb,
     context_reply,
     growth,
+    growth_streams,
     health_under_load,
     links,
     paced_streams,
@@ -14,6 +15,7 @@ from benchmarks.questions import (
     stream_flat_out,
     two_legs,
     two_processes,
+    worker_streams,
 )
 
 QUESTIONS: tuple[Question, ...] = (
@@ -27,6 +29,8 @@ QUESTIONS: tuple[Question, ...] = (
     context_reply.QUESTION,
     health_under_load.QUESTION,
     two_processes.QUESTION,
+    worker_streams.QUESTION,
     growth.QUESTION,
+    growth_streams.QUESTION,
     *links.QUESTIONS,
 )

@@ -9,7 +9,7 @@ from benchmarks.bodies import Alphabet, agentic, small
 from benchmarks.load.exchange import Exchange, Outcome, dechunked
 from benchmarks.load.figures import Gaps, Percentiles, percentile, percentiles, spread
 from benchmarks.load.plan import Measured
-from benchmarks.question import added, per_request, ratio
+from benchmarks.question import added, below, per_request, ratio
 
 NONE = Percentiles(0, 0.0, 0.0, 0.0)
 MEASURED = Measured(
@@ -76,6 +76,25 @@ def test_an_unstable_floor_is_reported_and_not_used() -> None:
     assert "unstable" in verdict.note
 
 
+@pytest.mark.parametrize("label", ["ours", "theirs"])
+def test_nothing_is_met_where_requests_failed(label: str) -> None:
+    """What failed quickly would look cheap."""
+    results = {"ours": costing(10), "theirs": costing(100)}
+    results[label] = [structs.replace(results[label][0], failures=1)]
+
+    assert ratio("ours", "theirs", 0.5)(results).met is None
+    assert added("ours", "theirs", 0.5, per_request, "said")(results).met is None
+
+
+@pytest.mark.parametrize(("cost", "met"), [(50, True), (51, False)])
+def test_a_figure_is_held_against_a_limit_of_its_own(cost: float, met: bool) -> None:
+    """With nothing beside it."""
+    verdict = below("ours", 50.0, per_request, "50 us")({"ours": costing(cost)})
+
+    assert (verdict.value, verdict.met) == (pytest.approx(cost), met)
+    assert below("ours", 50.0, per_request, "50 us")({}).met is None
+
+
 def test_a_missing_floor_is_no_success() -> None:
     """Where the other server was not measured, nothing is said to be met."""
     verdict = added("ours", "floor", 1.0, per_request, "at most 1 over it")({"ours": costing(40)})
@@ -127,6 +146,18 @@ def test_a_stream_is_right_with_all_its_events_and_its_terminal(pieces: list[byt
         exchange.data_received(piece)
 
     assert [outcome.ok for outcome in outcomes] == [ok]
+
+
+@pytest.mark.parametrize("body", [DONE, b"a\r\ndata: {}\n\n\r\n" + DONE])
+def test_a_stream_of_any_number_of_events_must_have_its_terminal(body: bytes) -> None:
+    """Nothing else is asked of it, and nothing less."""
+    outcomes: list[Outcome] = []
+    for end in (body, b"0\r\n\r\n"):
+        exchange = Exchange(lambda _, outcome: outcomes.append(outcome))
+        exchange.send(b"", events=-1)
+        exchange.data_received(HEAD + end)
+
+    assert [outcome.ok for outcome in outcomes] == [True, False]
 
 
 def test_a_lost_connection_is_a_failed_request() -> None:
