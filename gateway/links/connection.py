@@ -25,6 +25,8 @@ MAX_OVERHEAD_BYTES: Final = 256 << 10
 """Bytes without a finished head or a byte of body: heads, trailers, chunk extensions. Stock perf headers alone may be 80 KiB."""
 JOIN_BYTES: Final = 16 << 10
 """A frame up to this size is copied behind its head: cheaper than a write of two parts."""
+MAX_ERROR_BYTES: Final = 256 << 10
+"""What is kept of an error's body: of a longer one only its status counts."""
 DRAIN_SECONDS: Final = 1.0
 DRAIN_BYTES: Final = 1 << 20
 """What may follow a stream's terminal (stock metrics) before keeping the connection is not worth it."""
@@ -99,6 +101,7 @@ class Connection(asyncio.Protocol):
         self._complete = False
         self._draining = False
         self._awaiting_event = False
+        self._is_chunked = False
         self._between_chunks = False
         self._read_at = 0.0
         self._failure: LinkError | None = None
@@ -339,15 +342,8 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes of the reply; on an idle connection nobody asked for any, and it is closed."""
-        taker = self._taker
-        if taker is not None and self._between_chunks and (events := whole_chunks(data)):
-            # Tokens, nearly always: the parser would find the same, and can go on behind them.
-            self._heard_more()
-            try:
-                if not taker(events):
-                    self._stop_passing_on()
-            except BadReply as failure:
-                self._fail(failure)
+        if self._between_chunks and (events := whole_chunks(data)):
+            self._events_arrived(events)
         elif not self._busy:
             self.abort()
         elif self._body_left:
@@ -356,6 +352,20 @@ class Connection(asyncio.Protocol):
             self._answer_again(body)
         else:
             self._parse(data)
+
+    def _events_arrived(self, events: bytes) -> None:
+        """Tokens, nearly always: the parser would find the same in their chunks, and can go on behind them."""
+        taker = self._taker
+        if taker is None:
+            self.on_body(events)
+            self._after_data()
+            return
+        self._heard_more()
+        try:
+            if not taker(events):
+                self._stop_passing_on()
+        except BadReply as failure:
+            self._fail(failure)
 
     def _body_goes_on(self, data: bytes) -> None:
         """More of a body whose length is known, past the parser, which would copy it."""
@@ -373,20 +383,18 @@ class Connection(asyncio.Protocol):
         understood = self._repeated.understood
         if understood is None:
             raise RuntimeError("A head that was not understood cannot be repeated.")
-        self._answered = self._head_done = self._delimited = self._reusable = self._complete = True
         self.status, headers = understood
         self.headers = {**headers, "content-length": str(len(body))}
-        self._pieces.append(body)
-        self._unread = len(body)
-        if len(body) > self._max_reply_bytes and not self._streamed:
-            self._failure = self._oversize()
+        self._answered = self._head_done = self._delimited = self._reusable = True
+        self.on_body(body)
+        self.on_message_complete()
         self._wake_now()
 
     def _parse(self, data: bytes) -> None:
         if self._between_chunks and data.endswith(LAST_CHUNK) and (events := whole_chunks(data[: -len(LAST_CHUNK)])):
             self.on_body(events)
             data = LAST_CHUNK
-        begins = not self._answered
+        begins, in_head = not self._answered, not self._head_done
         self._answered = True
         self._overhead += len(data)
         try:
@@ -403,8 +411,14 @@ class Connection(asyncio.Protocol):
                 self._repeated.learn(data, (self.status, self.headers))
             self._wake_now()
         else:
-            self._between_chunks = ends_chunk(data, self._pieces)
+            self._between_chunks = self._is_chunked and (
+                ends_chunk(data, self._pieces) or (in_head and self._ends_head(data))
+            )
             self._after_data()
+
+    def _ends_head(self, data: bytes) -> bool:
+        """Whether `data`, in which the head was complete, ends with it."""
+        return self._head_done and not self._pieces and data.endswith(b"\r\n\r\n")
 
     def _after_data(self) -> None:
         if self._complete:
@@ -498,7 +512,8 @@ class Connection(asyncio.Protocol):
     def _judge_head(self) -> None:
         headers = self.headers
         length = headers.get("content-length")
-        self._delimited = length is not None or headers.get("transfer-encoding", "").lower().endswith("chunked")
+        self._is_chunked = headers.get("transfer-encoding", "").lower().endswith("chunked")
+        self._delimited = length is not None or self._is_chunked
         if length is not None and length.isdecimal() and "transfer-encoding" not in headers:
             self._body_left = int(length)
         self._awaiting_event = self._streamed and self.is_event_stream
@@ -506,7 +521,12 @@ class Connection(asyncio.Protocol):
             self._failure = BadReply(f"{self._name} answered with the status {self.status}.")
         elif headers.get("content-encoding", "identity").lower() != "identity":
             self._failure = BadReply(f"{self._name} answered in an encoding that was not asked for.")
-        elif length is not None and int(length) > self._max_reply_bytes and not self._awaiting_event:
+        elif (
+            length is not None
+            and int(length) > self._max_reply_bytes
+            and self.status < 400
+            and not self._awaiting_event
+        ):
             self._failure = self._oversize()
 
     def on_body(self, body: bytes) -> None:
@@ -519,6 +539,8 @@ class Connection(asyncio.Protocol):
             if self._drained > DRAIN_BYTES:
                 self.abort()
             return
+        if self.status >= 400 and self._unread + len(body) > MAX_ERROR_BYTES:
+            return  # An error of that length tells nobody more; stock workers send the whole request back.
         self._unread += len(body)
         if self._streamed or self._unread <= self._max_reply_bytes:
             self._pieces.append(body)
@@ -531,6 +553,7 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         """The end of a reply, or of a 1xx head."""
         self._body_left = 0
+        self._between_chunks = False
         if self._interim:
             self._interim = False
         elif self._failure is None:

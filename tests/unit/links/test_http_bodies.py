@@ -2,8 +2,10 @@
 
 import pytest
 
+from gateway.links.base import BadReply
+from gateway.links.connection import MAX_ERROR_BYTES
 from tests.unit.links.exchange import HELLO, Connect, Serve, ask
-from tests.unit.links.raw_server import Peer, until
+from tests.unit.links.raw_server import Peer, chunked, until
 
 LARGE = b"x" * 700_000
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
@@ -57,4 +59,40 @@ async def test_a_status_without_a_body_has_none_whatever_length_it_says(serve: S
     link = connect(await serve(script))
 
     assert (await ask(link)).status == 204
+    assert (await ask(link)).body == b"hello"
+
+
+async def test_a_repeated_head_does_not_get_past_the_limit(serve: Serve, connect: Connect) -> None:
+    """A reply that need not be parsed may be as long as any other, and no longer."""
+
+    async def script(peer: Peer) -> None:
+        for size in (5, 10, 11):
+            await peer.request()
+            await peer.send(HEAD % size + b"x" * size)
+
+    link = connect(await serve(script), max_reply_bytes=10)
+
+    assert (await ask(link)).body == b"x" * 5
+    assert (await ask(link)).body == b"x" * 10
+    with pytest.raises(BadReply, match="more than 10 bytes"):
+        await ask(link)
+
+
+@pytest.mark.parametrize("framing", ["length", "chunks"])
+async def test_of_a_long_error_only_the_status_counts(serve: Serve, connect: Connect, framing: str) -> None:
+    """Its body is not held, whatever its length; the connection goes on."""
+    body = b"x" * (3 * MAX_ERROR_BYTES)
+    head = b"HTTP/1.1 422 No\r\nContent-Length: %d\r\n\r\n" % len(body)
+    chunked_head = b"HTTP/1.1 422 No\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(head + body if framing == "length" else chunked_head + chunked(body))
+        await peer.request()
+        await peer.send(HELLO)
+
+    link = connect(await serve(script), max_reply_bytes=2 * MAX_ERROR_BYTES)
+    reply = await ask(link)
+
+    assert (reply.status, len(reply.body) <= MAX_ERROR_BYTES) == (422, True)
     assert (await ask(link)).body == b"hello"
