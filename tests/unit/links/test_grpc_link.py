@@ -559,3 +559,89 @@ class TestLibrary:
             await link.events(CHAT, chat_frame(stream=True))
 
         assert (refused.value.status, refused.value.param) == (400, "seed")
+
+
+class TestPassingOn:
+    @pytest.mark.parametrize("window", [0.0, 0.02])
+    async def test_events_are_passed_on_without_being_read(self, connect: Connect, window: float) -> None:
+        """Each batch reaches the taker as records, a fast stream's at the end of a window; the terminal is left for a reader."""
+        passed: list[bytes] = []
+        read = asyncio.Event()
+
+        async def script(peer: Peer) -> None:
+            number = await peer.opened()
+            await peer.events((number, STARTED), (number, HELLO))
+            await read.wait()
+            for count in range(1, 4):
+                await peer.events((number, HELLO))
+                await until(lambda: len(passed) == count)  # noqa: B023  it is waited for at once
+            await peer.events((number, DONE))
+            await peer.gone()
+
+        def take(records: bytes) -> bool:
+            passed.append(records)
+            return True
+
+        stream = await open_stream(await connect(script, window=ReadWindow(window)), NAMED)
+        assert b"hello" in await stream.read()
+        read.set()
+        await stream.pass_on(take)
+
+        assert [records.count(b"hello") for records in passed] == [1, 1, 1]
+        assert (await stream.read()).endswith(b"data: [DONE]\n\n")
+        assert await stream.read() == b""
+        stream.close()
+
+    async def test_a_taker_that_has_enough_is_given_no_more(self, connect: Connect) -> None:
+        """Once it has answered False, events wait to be read."""
+        passed: list[bytes] = []
+        read = asyncio.Event()
+
+        async def script(peer: Peer) -> None:
+            number = await peer.opened()
+            await peer.events((number, STARTED), (number, HELLO))
+            await read.wait()
+            await peer.events((number, HELLO))
+            await until(lambda: bool(passed))
+            await peer.events((number, HELLO), (number, DONE))
+            await peer.gone()
+
+        def take(records: bytes) -> bool:
+            passed.append(records)
+            return False
+
+        stream = await open_stream(await connect(script, window=ReadWindow(0.0)), NAMED)
+        assert b"hello" in await stream.read()
+        read.set()
+        await stream.pass_on(take)
+
+        assert (await read_to_end(stream)).count(b"hello") == 1
+        assert len(passed) == 1
+        stream.close()
+
+    async def test_a_failure_ends_the_passing_on(self, connect: Connect) -> None:
+        """What was passed on stays; the failure is raised where the stream is read."""
+        passed: list[bytes] = []
+        read = asyncio.Event()
+
+        async def script(peer: Peer) -> None:
+            number = await peer.opened()
+            await peer.events((number, STARTED), (number, HELLO))
+            await read.wait()
+            await peer.events((number, HELLO))
+            await until(lambda: bool(passed))
+            await peer.end(grpc.StatusCode.UNAVAILABLE)
+
+        def take(records: bytes) -> bool:
+            passed.append(records)
+            return True
+
+        stream = await open_stream(await connect(script, window=ReadWindow(0.0)), NAMED)
+        assert b"hello" in await stream.read()
+        read.set()
+        await stream.pass_on(take)
+
+        with pytest.raises(WorkerLost):
+            await stream.read()
+        assert len(passed) == 1
+        stream.close()
