@@ -132,10 +132,12 @@ bench-messages: install ## Count the gRPC messages that a token takes, by how ma
 .PHONY: bench-smg
 bench-smg: $(VENV)/smg/.installed ## Install SMG, a gateway in Rust, in an environment of its own
 
-# nginx is the system's: `make bench` says so when it is not there, and measures the others.
+# nginx is the system's; without it the others are measured.
 .PHONY: bench-contenders
 bench-contenders: bench-smg
-	@command -v nginx > /dev/null || { apt-get update && apt-get install -y --no-install-recommends nginx-light; } > /dev/null 2>&1 || true
+	@command -v nginx > /dev/null || { echo "packrelay: installing nginx, to compare with" && \
+		apt-get update > /dev/null 2>&1 && apt-get install -y --no-install-recommends nginx-light > /dev/null 2>&1; } || \
+		echo "packrelay: nginx could not be installed and is left out"
 
 ##@ Schemas
 

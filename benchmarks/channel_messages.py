@@ -31,7 +31,7 @@ _FRAME: Final = encode_frame({"model": MODEL, "messages": [{"role": "user", "con
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0 if every stream was complete, and the tokens of many paced streams took fewer messages than those of one."""
+    """0 if every stream was complete and, but for a smoke run, many paced streams took fewer messages a token than one."""
     parser = argparse.ArgumentParser(prog="benchmarks.channel_messages", description="Messages a token takes.")
     parser.add_argument("--smoke", action="store_true", help="only the fewest and the most streams, and no file")
     smoke = parser.parse_args(arguments).smoke
@@ -40,11 +40,10 @@ def main(arguments: list[str] | None = None) -> int:
     for pace, by_streams in found.items():
         shown = "   ".join(f"{streams}: {messages:.4f}" for streams, messages in by_streams.items())
         print(f"messages a token, {pace}, by streams   {shown}")
-    if not smoke:
-        path = record(
-            "python -m benchmarks.channel_messages", {"grpcio": version("grpcio")}, {"messages_a_token": found}
-        )
-        print(f"Written to {path}.")
+    if smoke:
+        return 0
+    path = record("python -m benchmarks.channel_messages", {"grpcio": version("grpcio")}, {"messages_a_token": found})
+    print(f"Written to {path}.")
     paced = found["paced"]
     return 0 if paced[str(counts[-1])] < paced[str(counts[0])] else 1
 
