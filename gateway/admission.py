@@ -79,6 +79,10 @@ class Admission:
             raise self.refuse(Refusal.BODY_BYTES, ErrorKind.UNAVAILABLE, message)
         self.body_bytes += size
 
+    def give_back(self, size: int) -> None:
+        """Take `size` bytes no longer."""
+        self.body_bytes -= size
+
     def take_free_place(self) -> bool:
         """Take a place if one is free and nobody waits for it."""
         free = self.in_flight < self._limits.max_in_flight and not self._waiters
@@ -148,7 +152,7 @@ class Permit:
         self._admission.reserve(size)
         self._bytes += size
 
-    def entered_at_once(self) -> bool:
+    def try_enter(self) -> bool:
         """Stand for a place if one is free."""
         self._entered = self._admission.take_free_place()
         return self._entered
@@ -160,7 +164,7 @@ class Permit:
 
     def release(self) -> None:
         """Give everything back. A second call does nothing."""
-        self._admission.body_bytes -= self._bytes
+        self._admission.give_back(self._bytes)
         self._bytes = 0
         if self._entered:
             self._entered = False

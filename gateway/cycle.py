@@ -83,7 +83,8 @@ class Cycle:
         self._pieces: list[bytes] = []
         self._held = 0
         self.is_whole = False  # Whether all of the body has arrived.
-        self._given = False  # Whether all of it was given to the application.
+        self._begun = False  # Whether some of it was given to the application,
+        self._given = False  # and whether all was.
         self._waiter: asyncio.Future[None] | None = None
         self._leaving: Callable[[], None] | None = None
         self._head: bytes | None = None  # A head that waits for the first piece of its body.
@@ -116,6 +117,7 @@ class Cycle:
     def body_ended(self) -> None:
         """All of the body has arrived."""
         self.is_whole = True
+        self._flow.resume_reading()  # Or nobody would hear of the client's leaving.
         self._wake()
 
     def client_left(self) -> None:
@@ -137,7 +139,7 @@ class Cycle:
 
     def body(self) -> bytes | None:
         """The whole body, if it has arrived and nothing of it was received: what `receive` would have given."""
-        if not self.is_whole or self._given or self.disconnected or self.expects_continue:
+        if not self.is_whole or self._begun or self.disconnected or self.expects_continue:
             return None
         return self._take_pieces()
 
@@ -159,6 +161,7 @@ class Cycle:
     def _take_pieces(self) -> bytes:
         pieces, self._pieces = self._pieces, []
         self._held = 0
+        self._begun = True
         self._given = self.is_whole
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
@@ -204,7 +207,7 @@ class Cycle:
 
         What comes after the client has left is thrown away.
         """
-        if not self.disconnected:
+        if piece and not self.disconnected:  # A chunk of nothing would be the last one.
             self._outgoing.write(b"%x\r\n%b\r\n" % (len(piece), piece) if self._chunked else piece)
         return not self._flow.write_paused
 

@@ -17,15 +17,14 @@ MOST_WAITING: Final = 32
 class Outbox:
     """Everybody who has something to write in this turn of the loop. One per loop: `outbox_of`."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self) -> None:
         self._waiting: list[Outgoing] = []
 
     def add(self, outgoing: "Outgoing") -> None:
         """Have this one's `flush` called at the end of the turn, or before."""
         waiting = self._waiting
         if not waiting:
-            self._loop.call_soon(self._flush)
+            asyncio.get_running_loop().call_soon(self._flush)
         waiting.append(outgoing)
         if len(waiting) >= MOST_WAITING:
             self._flush()
@@ -33,7 +32,10 @@ class Outbox:
     def _flush(self) -> None:
         waiting, self._waiting = self._waiting, []
         for outgoing in waiting:
-            outgoing.flush()
+            try:
+                outgoing.flush()
+            except Exception as error:  # noqa: BLE001  the other connections have done nothing
+                outgoing.failed(error)
 
 
 _outboxes: "WeakKeyDictionary[asyncio.AbstractEventLoop, Outbox]" = WeakKeyDictionary()
@@ -43,7 +45,7 @@ def outbox_of(loop: asyncio.AbstractEventLoop) -> Outbox:
     """The loop's outbox."""
     outbox = _outboxes.get(loop)
     if outbox is None:
-        outbox = _outboxes[loop] = Outbox(loop)
+        outbox = _outboxes[loop] = Outbox()
     return outbox
 
 
@@ -86,6 +88,12 @@ class Outgoing:
         """Close the connection behind what was written."""
         self.flush()
         self._transport.close()
+
+    def failed(self, error: Exception) -> None:
+        """End a connection that could not be written to."""
+        context = {"message": "A connection could not be written to.", "exception": error}
+        asyncio.get_running_loop().call_exception_handler(context)
+        self._transport.abort()
 
     def is_empty(self) -> bool:
         """Whether the kernel has taken all that was written."""

@@ -71,7 +71,8 @@ class GatewayProtocol(HttpToolsProtocol):
         self._body_left = 0  # How much of it is missing, if its length was said.
         self._discarded = 0
         self._data = b""
-        self._first_data: bytes | None = None  # What the last request began in.
+        self._in_message = False
+        self._messages = 0  # That began in the data at hand.
         self._repeated: RepeatedHead[_Asked] = RepeatedHead()
         self._common_of: list[tuple[bytes, bytes]] | None = None
         self._common = b""
@@ -109,12 +110,14 @@ class GatewayProtocol(HttpToolsProtocol):
         if self._is_between_requests() and (body := self._repeated.body_of(data)) is not None:
             self._ask_again(body)
             return
+        fresh = not self._in_message
         self._data = data
+        self._messages = 0
         super().data_received(data)
         self._data = b""
         if self._begun:
             self._head_goes_on(len(data))
-        elif self._first_data is data:
+        elif fresh and self._messages == 1:
             self._remember(data)
 
     def _body_goes_on(self, data: bytes) -> bytes:
@@ -122,14 +125,19 @@ class GatewayProtocol(HttpToolsProtocol):
         piece = data[: self._body_left]  # No copy where that is all of it.
         self.on_body(piece)
         if not self._body_left and self._last is not None:
-            self.parser = type(self.parser)(self)  # The one before still waits for the body.
+            self._renew_parser()  # The one before still waits for the body.
+            self._in_message = False
             self._last.body_ended()
         return data[len(piece) :]
+
+    def _renew_parser(self) -> None:
+        self.parser = type(self.parser)(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # As uvicorn does with the first one.
 
     def _is_between_requests(self) -> bool:
         """Whether all that was sent is answered, so that what comes now begins a request."""
         last = self._last
-        return last is not None and last.response_complete and last.is_whole and not self._begun
+        return last is not None and last.response_complete and not self._in_message
 
     def shutdown(self) -> None:
         """The server stops: close now, or with the end of the answer under way."""
@@ -154,7 +162,8 @@ class GatewayProtocol(HttpToolsProtocol):
     # --- heads ---
 
     def on_message_begin(self) -> None:
-        self._first_data = self._data
+        self._in_message = True
+        self._messages += 1
         self.url = b""
         self.headers = []
         self._begun = True
@@ -238,7 +247,7 @@ class GatewayProtocol(HttpToolsProtocol):
             names = [name for name, _ in self.headers]
             if names.count(b"content-length") == 1 and b"transfer-encoding" not in names:
                 scope = {key: value for key, value in cycle.scope.items() if key != CYCLE}
-                self._repeated.learn(data, _Asked(scope, self.headers, names.index(b"content-length")))
+                self._repeated.learn(data, _Asked(scope, self.headers.copy(), names.index(b"content-length")))
 
     def _ask_again(self, body: bytes) -> None:
         """Take up a request that has the head of one before, but for the length of its body."""
@@ -361,6 +370,7 @@ class GatewayProtocol(HttpToolsProtocol):
             self.outgoing.close()
 
     def on_message_complete(self) -> None:
+        self._in_message = False
         self._body_left = 0
         if self._last is not None and not self.parser.should_upgrade():
             self._last.body_ended()
@@ -378,7 +388,8 @@ class GatewayProtocol(HttpToolsProtocol):
             b"",
             b"",
         ]
-        self.parser = type(self.parser)(self)
+        self._renew_parser()
+        self._in_message = False
         self.data_received(b"\r\n".join(head) + rest)
 
 

@@ -64,7 +64,7 @@ class GenerationEndpoint:
             if b"content-encoding" in headers:
                 body = await decoded(body, headers, parts.config.max_body_bytes, permit)
             call = self._call(exchange, body)
-            if not permit.entered_at_once():
+            if not permit.try_enter():
                 await permit.enter()
             if parts.lifecycle.draining:
                 raise shutting_down()

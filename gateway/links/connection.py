@@ -67,7 +67,7 @@ class Connection(asyncio.Protocol):
         self._name = name
         self._max_reply_bytes = max_reply_bytes
         self._window = window
-        self._fast = 2 * window.seconds
+        self._fast = window.fast
         self._transport: asyncio.Transport | None = None
         self._outgoing: Outgoing | None = None
         self._abandoned = False
@@ -107,6 +107,8 @@ class Connection(asyncio.Protocol):
         self._failure: LinkError | None = None
         self._pieces: list[bytes] = []
         self._unread = 0
+        self._skipped = 0  # Bytes of an error that were not kept.
+        self._had_interim = False
         self._body_left = 0  # How much of the body is missing, if its length was said.
         self._drained = 0
         self._overhead = 0
@@ -114,7 +116,7 @@ class Connection(asyncio.Protocol):
     # --- the owner's side ---
 
     async def ask(self, head: bytes, frame: bytes, deadlines: Deadlines, give_up: float, goal: Goal) -> None:
-        """Send one request and wait until its head (for a stream) or its whole reply is here. `give_up` is on the loop's clock.
+        """Send one request and wait until its head (for a stream) or its whole reply is here. `give_up` is on the monotonic clock.
 
         On any failure, cancellation included, the connection is ended: that is what aborts the request on the worker.
         """
@@ -198,6 +200,8 @@ class Connection(asyncio.Protocol):
             return
         self._draining = True
         self._awaiting_event = False
+        self._pieces = []
+        self._unread = 0
         self._expect(DRAIN_SECONDS)
 
     def abort(self) -> None:
@@ -307,10 +311,12 @@ class Connection(asyncio.Protocol):
     def _heard_more(self) -> None:
         """More of a stream has come: the silence begins anew, and of a fast stream more may arrive before the next read.
 
-        The worker's time is moved without looking at the timer: it is never set later than the end of a silence.
+        The worker's time is moved without moving the timer, which looks at it when it fires; only one that is too late is set anew.
         """
         now = monotonic()
         self._due = now + self._deadlines.idle
+        if self._timer_at > self._due:
+            self._expect(self._deadlines.idle)
         if now - self._read_at < self._fast and not self._windowed:
             self._windowed = True
             self._settle_reading()
@@ -407,18 +413,18 @@ class Connection(asyncio.Protocol):
                 self._fail(failure)
                 return
         if self._complete and self._taker is None and not self._draining:
-            if begins and self._reusable and "transfer-encoding" not in self.headers:
+            if begins and self._reusable and not (self._had_interim or "transfer-encoding" in self.headers):
                 self._repeated.learn(data, (self.status, self.headers))
             self._wake_now()
         else:
-            self._between_chunks = self._is_chunked and (
-                ends_chunk(data, self._pieces) or (in_head and self._ends_head(data))
-            )
+            self._between_chunks = self._is_chunked and not self._skipped and self._ends_chunk_or_head(data, in_head)
             self._after_data()
 
-    def _ends_head(self, data: bytes) -> bool:
-        """Whether `data`, in which the head was complete, ends with it."""
-        return self._head_done and not self._pieces and data.endswith(b"\r\n\r\n")
+    def _ends_chunk_or_head(self, data: bytes, in_head: bool) -> bool:
+        """Whether the parser has nothing half done behind `data`, which came while the head was not complete, or after it."""
+        if in_head and self._head_done and not self._pieces:
+            return data.endswith(b"\r\n\r\n")
+        return ends_chunk(data, self._pieces)
 
     def _after_data(self) -> None:
         if self._complete:
@@ -500,6 +506,7 @@ class Connection(asyncio.Protocol):
         status = self._parser.get_status_code()
         self._interim = 100 <= status < 200
         if self._interim:
+            self._had_interim = True
             self.headers = {}
             return
         self.status = status
@@ -539,12 +546,19 @@ class Connection(asyncio.Protocol):
             if self._drained > DRAIN_BYTES:
                 self.abort()
             return
-        if self.status >= 400 and self._unread + len(body) > MAX_ERROR_BYTES:
-            return  # An error of that length tells nobody more; stock workers send the whole request back.
+        if self.status >= 400 and (self._skipped or self._unread + len(body) > MAX_ERROR_BYTES):
+            self._skip(body)
+            return
         self._unread += len(body)
         if self._streamed or self._unread <= self._max_reply_bytes:
             self._pieces.append(body)
         elif self._failure is None:
+            self._failure = self._oversize()
+
+    def _skip(self, body: bytes) -> None:
+        """A longer error tells nobody more; stock workers send the whole request back."""
+        self._skipped += len(body)
+        if self._skipped > self._max_reply_bytes and self._failure is None:
             self._failure = self._oversize()
 
     def _oversize(self) -> BadReply:

@@ -5,10 +5,14 @@ from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Final, Protocol, Self
 
+import structlog
+
 from gateway.links.base import BadReply, Deadlines, LinkError, Reply, WorkerLost, WorkerSilent
 from gateway.links.event_buffer import EventBuffer
 from gateway.links.read_window import ReadWindow
 from schemas.events import Delta, Done, Event, Failed
+
+_log = structlog.get_logger(__name__)
 
 _TERMINALS: Final = (Done, Failed)
 NEVER: Final = float("-inf")
@@ -80,7 +84,7 @@ class EventStream:
 
     async def pass_on(self, taker: Callable[[list[Event]], bool]) -> None:
         """Give events to `taker` as they come, until it answers False, or `read` has the last ones or a failure."""
-        if self._buffer or self.ended:
+        if self._buffer or self.ended or self._failure is not None:
             return
         self._taker = taker
         try:
@@ -174,7 +178,14 @@ class EventStream:
             self._wake_now()
             return
         self._read_at = now
-        if not taker(self._buffer.take()):
+        try:
+            goes_on = taker(self._buffer.take())
+        except Exception as error:  # noqa: BLE001  it is this stream's trouble, and the channel's reader is not to hear of it
+            _log.exception("stream.not_passed_on", stream=self.number)
+            self._owner.cancel(self.number)
+            self.fail(BadReply(f"{self._name} sent what could not be passed on: {type(error).__name__}."))
+            return
+        if not goes_on:
             self._taker = None
             self._wake_now()
 

@@ -55,7 +55,7 @@ class Pool:
         return None
 
     async def dial(self, deadline: float) -> Connection:
-        """A new connection, by this time on the loop's clock. Raises ConnectFailed. A cancelled dial leaves nothing behind."""
+        """A new connection, by this time on the monotonic clock. Raises ConnectFailed. A cancelled dial leaves nothing behind."""
         if self._closed:
             raise ConnectFailed(f"The link to {self._name} is closed.")
         connection = Connection(self, self._name, self._max_reply_bytes, self._window)

@@ -17,11 +17,13 @@ class ReadWindow:
 
     def __init__(self, seconds: float = DEFAULT_SECONDS) -> None:
         self.seconds = seconds
+        self.fast = 2 * seconds
+        """Streams that are read more often than that, in seconds, are fast ones."""
         self._waiting: list[Callable[[], None]] = []
 
     def is_fast(self, before: float, now: float) -> bool:
         """Whether a stream that was read at these two times is to wait for the end of a window."""
-        return now - before < 2 * self.seconds
+        return now - before < self.fast
 
     def at_end(self, go_on: Callable[[], None]) -> None:
         """Have `go_on` called at the end of the window, which begins now if none has."""
@@ -31,5 +33,9 @@ class ReadWindow:
 
     def _end(self) -> None:
         waiting, self._waiting = self._waiting, []
+        loop = asyncio.get_running_loop()
         for go_on in waiting:
-            go_on()
+            try:
+                go_on()
+            except Exception as error:  # noqa: BLE001  the others wait for the same end
+                loop.call_exception_handler({"message": "A stream could not go on.", "exception": error})

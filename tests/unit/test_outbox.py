@@ -6,6 +6,18 @@ from gateway.outbox import LARGE_BYTES, MOST_WAITING, Outgoing, outbox_of
 from tests.unit.gateway_fakes import RecordingTransport
 
 
+class BrokenTransport(RecordingTransport):
+    """Raises for whatever is written."""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Fails."""
+        raise RuntimeError("no")
+
+    def abort(self) -> None:
+        """Noted."""
+        self.closing = True
+
+
 def outgoing(transport: RecordingTransport) -> Outgoing:
     """The writing half of a connection on the running loop."""
     return Outgoing(transport, outbox_of(asyncio.get_running_loop()))
@@ -63,3 +75,18 @@ async def test_nobody_waits_for_more_than_so_many_others() -> None:
     assert [transport.written for transport in transports] == [b"x"] * MOST_WAITING + [b""]
     await asyncio.sleep(0)
     assert transports[-1].written == b"x"
+
+
+async def test_a_connection_that_cannot_be_written_to_stops_nobody() -> None:
+    """It is ended and told of; the others of the same turn are written to, in this turn and the next."""
+    told: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: told.append(context["message"]))
+    broken, sound = BrokenTransport(), RecordingTransport()
+    other = outgoing(sound)
+    outgoing(broken).write(b"x")
+    other.write(b"one ")
+    await asyncio.sleep(0)
+    other.write(b"two")
+    await asyncio.sleep(0)
+
+    assert (sound.written, broken.closing, len(told)) == (b"one two", True, 1)

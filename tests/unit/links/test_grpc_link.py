@@ -645,3 +645,52 @@ class TestPassingOn:
             await stream.read()
         assert len(passed) == 1
         stream.close()
+
+    async def test_a_failure_before_the_passing_on_is_raised_by_reading(self, connect: Connect) -> None:
+        """When the channel dies while the client is waited for, passing on returns at once."""
+
+        async def script(peer: Peer) -> None:
+            number = await peer.opened()
+            await peer.events((number, STARTED), (number, HELLO))
+            await read.wait()
+            await peer.end(grpc.StatusCode.UNAVAILABLE)
+
+        read = asyncio.Event()
+        link = await connect(script, window=ReadWindow(0.0))
+        stream = await open_stream(link, NAMED)
+        assert b"hello" in await stream.read()
+        exchange = link.exchange
+        assert exchange is not None
+        read.set()
+        await until(lambda: exchange.ended)
+        await stream.pass_on(lambda _: True)
+
+        with pytest.raises(WorkerLost):
+            await stream.read()
+        stream.close()
+
+    async def test_a_taker_that_fails_ends_its_own_stream(self, connect: Connect) -> None:
+        """Other streams of the channel go on."""
+
+        async def script(peer: Peer) -> None:
+            number = await peer.opened()
+            await peer.events((number, STARTED), (number, HELLO))
+            await read.wait()
+            await peer.events((number, HELLO))
+            await peer.receive()  # The stream is cancelled.
+            await answer_hello(peer)
+
+        def take(_records: bytes) -> bool:
+            raise RuntimeError("no")
+
+        read = asyncio.Event()
+        link = await connect(script, window=ReadWindow(0.0))
+        stream = await open_stream(link, NAMED)
+        assert b"hello" in await stream.read()
+        read.set()
+        await stream.pass_on(take)
+        with pytest.raises(BadReply, match="could not be passed on"):
+            await stream.read()
+        stream.close()
+
+        assert b"[DONE]" in await read_to_end(await open_stream(link))

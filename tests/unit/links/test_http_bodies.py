@@ -1,10 +1,12 @@
 """Bodies of known length, which go past the parser once their head is read."""
 
+import asyncio
+
 import pytest
 
-from gateway.links.base import BadReply
+from gateway.links.base import BadReply, Deadlines, WorkerSilent
 from gateway.links.connection import MAX_ERROR_BYTES
-from tests.unit.links.exchange import HELLO, Connect, Serve, ask
+from tests.unit.links.exchange import HELLO, Connect, Serve, ask, open_stream
 from tests.unit.links.raw_server import Peer, chunked, until
 
 LARGE = b"x" * 700_000
@@ -91,8 +93,39 @@ async def test_of_a_long_error_only_the_status_counts(serve: Serve, connect: Con
         await peer.request()
         await peer.send(HELLO)
 
-    link = connect(await serve(script), max_reply_bytes=2 * MAX_ERROR_BYTES)
+    link = connect(await serve(script), max_reply_bytes=4 * MAX_ERROR_BYTES)
     reply = await ask(link)
 
     assert (reply.status, len(reply.body) <= MAX_ERROR_BYTES) == (422, True)
     assert (await ask(link)).body == b"hello"
+
+
+async def test_an_error_without_an_end_is_a_bad_reply(serve: Serve, connect: Connect) -> None:
+    """What is not kept is counted."""
+    body = b"x" * 100_000
+
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(b"HTTP/1.1 500 No\r\nTransfer-Encoding: chunked\r\n\r\n")
+        while True:
+            await peer.send(b"%x\r\n%b\r\n" % (len(body), body))
+
+    link = connect(await serve(script), max_reply_bytes=2 * MAX_ERROR_BYTES)
+
+    with pytest.raises(BadReply, match="more than"):
+        await ask(link)
+
+
+async def test_a_streamed_request_whose_error_stalls_is_bounded_by_its_silence(serve: Serve, connect: Connect) -> None:
+    """The reply is no stream, and yet the idle deadline counts from its head on."""
+
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(b"HTTP/1.1 500 No\r\nContent-Length: 10\r\n\r\nhalf ")
+        await asyncio.Event().wait()
+
+    link = connect(await serve(script))
+    stream = await open_stream(link, Deadlines(connect=5, first_byte=100, idle=0.05, total=200))
+    with pytest.raises(WorkerSilent, match="fell silent"):
+        await asyncio.wait_for(stream.body(), 10)
+    stream.close()

@@ -338,3 +338,23 @@ class TestPassingOn:
         assert await stream.read() == TOKEN + DONE
         assert passed == []
         stream.close()
+
+    async def test_a_failure_before_the_passing_on_is_raised_by_reading(self, serve: Serve, connect: Connect) -> None:
+        """When the worker goes while the client is waited for, passing on returns at once."""
+        end = asyncio.Event()
+
+        async def script(peer: Peer) -> None:
+            await peer.request()
+            await peer.send(SSE_HEAD + chunked(ROLE)[: -len(LAST_CHUNK)])
+            await end.wait()
+
+        link = connect(await serve(script))
+        stream = await open_stream(link)
+        assert await stream.read() == ROLE
+        end.set()
+        await until(lambda: link.open_connections == 0)
+        await stream.pass_on(lambda _: True)
+
+        with pytest.raises(WorkerLost):
+            await stream.read()
+        stream.close()

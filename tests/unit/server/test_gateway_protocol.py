@@ -62,6 +62,36 @@ class TestRepeatedHeads:
             assert (await client.rest()).count(b"HTTP/1.1 200") == 4
             assert len(gateway.backend.calls) == 4
 
+    async def test_a_body_that_looks_like_a_head_teaches_nothing(self) -> None:
+        """What the end of a chunked body says, with a request behind it in one packet, is no request that was ever understood."""
+        fake = b"POST /nowhere HTTP/1.1\r\nHost: test\r\nContent-Length: %d\r\n\r\n"
+        real = post(CHAT, BODY)
+        tail = b"\r\n0\r\n\r\n" + real
+        piece = fake % len(tail)
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n"
+        async with listening() as (gateway, port), connected(port) as client:
+            client.send(head + b"%x\r\n" % len(piece))
+            async with connected(port) as other:  # By when it is answered, the head was read.
+                other.send(HEALTH)
+                await other.rest()
+            client.send(piece + tail)
+            assert status_of(await client.until(b"}}")) == 400
+            assert status_of(await client.until(b'"chatcmpl-1"}')) == 200
+            client.send(fake % len(BODY) + BODY)
+
+            assert status_of(await client.until(b"}}")) == 404
+            assert len(gateway.backend.calls) == 1
+
+    async def test_a_last_request_may_have_bytes_behind_it(self) -> None:
+        """Whether or not a body came in pieces before, what follows a request that closes the connection has no meaning."""
+        async with listening() as (_, port), connected(port) as client:
+            large = post(CHAT, json.dumps(chat(user="u" * 400_000)).encode())
+            client.send(large)
+            await client.until(b'"chatcmpl-1"}')
+            client.send(post(CHAT, BODY, "Connection: close") + b"\r\nxyz")
+
+            assert status_of(await client.rest()) == 200
+
     async def test_a_repeated_head_with_a_body_that_is_too_large_is_refused(self) -> None:
         """The limit holds for a request that need not be parsed."""
         async with listening(max_body_bytes=200) as (_, port), connected(port) as client:
@@ -87,6 +117,17 @@ class TestLargeBodies:
 
             assert (await client.rest()).count(b"HTTP/1.1 200") == 3
             assert [call.view.user == user for call in gateway.backend.calls] == [True, False]
+
+    @pytest.mark.parametrize("size", [0, 300_000, 500_000, 1_000_000])
+    async def test_a_client_that_leaves_after_its_body_is_noticed(self, size: int) -> None:
+        """However large the body was: the connection is read on while the answer is made."""
+        async with listening() as (gateway, port):
+            gateway.backend.hold = True
+            async with connected(port) as client:
+                client.send(post(CHAT, json.dumps(chat(user="u" * size)).encode()))
+                await asyncio.wait_for(gateway.backend.asked.wait(), 10)
+
+            await asyncio.wait_for(gateway.backend.cancelled.wait(), 10)
 
     async def test_a_client_that_leaves_within_a_body_leaves_nothing(self) -> None:
         """The request is given up."""
