@@ -45,6 +45,10 @@ class Connection(Protocol):
         """What every answer carries, as lines with their ends before them."""
         ...
 
+    def close_behind(self, cycle: "Cycle") -> None:
+        """The answer is complete, and the connection is to end with it."""
+        ...
+
     def over(self, cycle: "Cycle") -> None:
         """The application is done with this request."""
         ...
@@ -242,7 +246,7 @@ class Cycle:
             self.response_complete = True
             self._wake()
             if not self.keep_alive:
-                self._outgoing.close()
+                self._connection.close_behind(self)
             self._connection.answered()
 
     def _write(self, before: bytes, body: bytes, after: bytes) -> None:

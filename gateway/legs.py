@@ -128,7 +128,7 @@ class Leg:
             if not stream.headers.get("content-type", "").startswith(SSE_TYPE):
                 raise BadReply("The reply to a streamed request is not a stream.")
             first = await _first_events(stream)
-            if _ends_in_error(first):
+            if stream.failed:
                 raise self._failed_at_once(first)
         except LinkError as error:
             stream.close()
@@ -185,6 +185,8 @@ class LegStream:
         self._stream = stream
         self._first = first
         self._ended = False
+        self.failed = False
+        """Whether it ended with an error record: the worker's, or one of ours."""
 
     async def read(self) -> bytes:
         """The next whole events; `b""` at the end. Every stream has exactly one terminal: the worker's, or an error record."""
@@ -200,7 +202,7 @@ class LegStream:
             return error_record(client_error(error)[0])
         if not chunk:
             self._finish(Outcome.SUCCESS)
-        elif _ends_in_error(chunk):
+        elif self._stream.failed:
             self._finish(Outcome.FAILURE)
         return chunk
 
@@ -211,6 +213,7 @@ class LegStream:
 
     def _finish(self, outcome: Outcome) -> None:
         self._ended = True
+        self.failed = outcome is Outcome.FAILURE
         self._stream.close()
         self._leg.end(outcome)
 
@@ -228,11 +231,6 @@ async def _first_events(stream: ReplyStream) -> bytes:
         if b"data:" in chunk:
             break
     return held
-
-
-def _ends_in_error(chunk: bytes) -> bool:
-    """Whether the stream's last event is an error record. Links write those in one way only (`links.base.ReplyStream`)."""
-    return _ERROR_RECORD in chunk and chunk.rindex(b"data: ") == chunk.rindex(_ERROR_RECORD)
 
 
 def client_error(error: LinkError) -> tuple[ServingError, Retry]:

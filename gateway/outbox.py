@@ -84,6 +84,12 @@ class Outgoing:
         elif pieces:
             transport.writelines(pieces)
 
+    def finish(self) -> None:
+        """Write what there is, and say that nothing follows; the connection can still be read."""
+        self.flush()
+        if self._transport.can_write_eof() and not self._transport.is_closing():
+            self._transport.write_eof()
+
     def close(self) -> None:
         """Close the connection behind what was written."""
         self.flush()

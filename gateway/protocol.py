@@ -24,6 +24,10 @@ from schemas.openai.errors import ErrorKind, ServingError
 
 MAX_HEAD_BYTES: Final = 64 << 10
 MAX_PIPELINED: Final = 16
+MAX_OVERHEAD_BYTES: Final = 256 << 10
+"""Bytes behind a head without a byte of body: trailers and chunk extensions, which are not kept."""
+LINGER_SECONDS: Final = 2.0
+"""How long a client that still sends is given to read an answer that ends its connection (RFC 9112, 9.6)."""
 MAX_DISCARDED_BYTES: Final = 256 << 20
 """How much of a body is read and thrown away after its request was answered, so that the client gets to read the answer."""
 
@@ -32,8 +36,8 @@ CROWDED: Final = "packrelay.crowded"
 
 _BEGINS_HERE: Final = -1
 """Stands for the bytes of a head that began in the data at hand."""
-_OFFER: Final = frozenset({b"upgrade", b"connection", b"http2-settings"})
-"""The headers an upgrade is offered by."""
+_OFFER: Final = frozenset({b"upgrade", b"http2-settings"})
+"""The headers an upgrade is offered by, and what the Connection header then names."""
 
 
 class _Asked(NamedTuple):
@@ -73,6 +77,9 @@ class GatewayProtocol(HttpToolsProtocol):
         self._data = b""
         self._in_message = False
         self._messages = 0  # That began in the data at hand.
+        self._overhead = 0  # Bytes of the message since its head, or its last byte of body.
+        self._parsed_anew = False
+        self._linger_timer: asyncio.TimerHandle | None = None
         self._repeated: RepeatedHead[_Asked] = RepeatedHead()
         self._common_of: list[tuple[bytes, bytes]] | None = None
         self._common = b""
@@ -85,12 +92,16 @@ class GatewayProtocol(HttpToolsProtocol):
         self._crowded = len(self.connections) > self.max_connections
         if len(self.connections) > self.most_connections:
             self._refusal = no_connections()
-            self.send_400_response("")
+            self._write_refusal(self._refusal)
+            self.outgoing.close()
             return
         self._head_timer = self.loop.call_later(self.head_timeout, self._head_too_slow)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
+            self._linger_timer = None
         if self._idle_timer is not None:
             self._idle_timer.cancel()
             self._idle_timer = None
@@ -102,7 +113,8 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._refusal is not None:
-            return  # The connection is being closed; what still comes has no meaning.
+            self._discard(data)  # The connection is being closed; what still comes has no meaning.
+            return
         if self._body_left:
             data = self._body_goes_on(data)
             if not data:
@@ -110,15 +122,31 @@ class GatewayProtocol(HttpToolsProtocol):
         if self._is_between_requests() and (body := self._repeated.body_of(data)) is not None:
             self._ask_again(body)
             return
+        self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
         fresh = not self._in_message
         self._data = data
         self._messages = 0
+        self._overhead += len(data)
         super().data_received(data)
         self._data = b""
-        if self._begun:
+        if self._parsed_anew:
+            self._parsed_anew = False  # All of it was dealt with there.
+        elif self._begun:
             self._head_goes_on(len(data))
         elif fresh and self._messages == 1:
             self._remember(data)
+        elif self._in_message and self._overhead > MAX_OVERHEAD_BYTES:
+            self._end_overlong()
+
+    def _end_overlong(self) -> None:
+        """Refuse a request with too much beside its body; one that was answered already just ends."""
+        self._refusal = ServingError(ErrorKind.HEADERS_TOO_LARGE, "The request has too much beside its body.")
+        if self._last is not None and self._last.response_complete:
+            self.outgoing.close()
+        else:
+            self.send_400_response("")
 
     def _body_goes_on(self, data: bytes) -> bytes:
         """Take what of this belongs to a body whose length is known, past the parser, which would copy it; answers what follows."""
@@ -126,8 +154,10 @@ class GatewayProtocol(HttpToolsProtocol):
         self.on_body(piece)
         if not self._body_left and self._last is not None:
             self._renew_parser()  # The one before still waits for the body.
-            self._in_message = False
             self._last.body_ended()
+            self._in_message = False
+            if self._linger_timer is not None:
+                self.outgoing.close()
         return data[len(piece) :]
 
     def _renew_parser(self) -> None:
@@ -154,6 +184,20 @@ class GatewayProtocol(HttpToolsProtocol):
             self._common = b"".join([b"\r\n%b: %b" % header for header in headers])
         return self._common
 
+    def close_behind(self, cycle: Cycle) -> None:
+        """End the connection with this answer. A client that still sends its body would be reset before it could read it."""
+        if cycle.is_whole or self._linger_timer is not None:
+            self.outgoing.close()
+            return
+        self._linger()
+
+    def _linger(self) -> None:
+        """Say that nothing follows, and throw away what still comes for a while."""
+        self.outgoing.finish()
+        self.flow.resume_reading()
+        if self._linger_timer is None:
+            self._linger_timer = self.loop.call_later(LINGER_SECONDS, self.outgoing.close)
+
     def over(self, cycle: Cycle) -> None:
         """The application is done with this request."""
         if cycle.task is not None:
@@ -164,13 +208,15 @@ class GatewayProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._in_message = True
         self._messages += 1
+        self._overhead = 0
         self.url = b""
         self.headers = []
         self._begun = True
         self._head_bytes = _BEGINS_HERE
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name.lower(), value))
+        if self._begun:  # What comes later is a trailer, which nobody asked for.
+            self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         self._begun = False
@@ -230,7 +276,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if self._crowded:
             scope[CROWDED] = True
             keep_alive = False
-        awaited = self._fields.get(b"expect", b"").lower() == b"100-continue"
+        awaited = self._fields.get(b"expect", b"").lower() == b"100-continue" and scope["http_version"] != "1.0"
         cycle = self._last = Cycle(self, scope, self._fields, keep_alive=keep_alive, expects_continue=awaited)
         if self._running is None or self._running.response_complete:
             self._start(cycle)
@@ -269,7 +315,7 @@ class GatewayProtocol(HttpToolsProtocol):
     def answered(self) -> None:
         """The answer is complete: the next request, or waiting for one."""
         self.server_state.total_requests += 1
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._linger_timer is not None:
             return
         self.flow.resume_reading()
         if self._waiting:
@@ -339,7 +385,7 @@ class GatewayProtocol(HttpToolsProtocol):
                 self.outgoing.close()
                 return
         self._write_refusal(error)
-        self.outgoing.close()
+        self._linger()
 
     def _write_refusal(self, error: ServingError) -> None:
         body = encode_json(error.body())
@@ -358,6 +404,7 @@ class GatewayProtocol(HttpToolsProtocol):
     # --- bodies ---
 
     def on_body(self, body: bytes) -> None:
+        self._overhead = 0
         if self._body_left:
             self._body_left -= len(body)
         cycle = self._last
@@ -365,12 +412,17 @@ class GatewayProtocol(HttpToolsProtocol):
             if cycle is not None:
                 cycle.body_arrived(body)
             return
-        self._discarded += len(body)
+        self._discard(body)
+
+    def _discard(self, data: bytes) -> None:
+        self._discarded += len(data)
         if self._discarded > MAX_DISCARDED_BYTES:
             self.outgoing.close()
 
     def on_message_complete(self) -> None:
         self._in_message = False
+        if self._linger_timer is not None:
+            self.outgoing.close()
         self._body_left = 0
         if self._last is not None and not self.parser.should_upgrade():
             self._last.body_ended()
@@ -381,16 +433,27 @@ class GatewayProtocol(HttpToolsProtocol):
         """An offer to upgrade that is not taken is an ordinary request (RFC 9110, 7.8), but the parser stopped at its head."""
         stopped = sys.exception()
         rest = self._data[stopped.args[0] :] if stopped is not None else b""
-        kept = [(name, value) for name, value in self.headers if name not in _OFFER]
+        kept = [(name, _without_offer(value) if name == b"connection" else value) for name, value in self.headers]
+        version = self.parser.get_http_version().encode("ascii")
         head = [
-            b"%b %b HTTP/1.1" % (self.parser.get_method(), self.url),
-            *(b"%b: %b" % pair for pair in kept),
+            b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version),
+            *(
+                b"%b: %b" % (name, value)
+                for name, value in kept
+                if name not in _OFFER and (value or name != b"connection")
+            ),
             b"",
             b"",
         ]
         self._renew_parser()
         self._in_message = False
-        self.data_received(b"\r\n".join(head) + rest)
+        self._parse(b"\r\n".join(head) + rest)
+        self._parsed_anew = True
+
+
+def _without_offer(connection: bytes) -> bytes:
+    """A Connection header's value without the names of what an upgrade is offered by."""
+    return b", ".join(name for part in connection.split(b",") if (name := part.strip()).lower() not in _OFFER and name)
 
 
 def no_connections() -> ServingError:

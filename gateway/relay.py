@@ -17,13 +17,14 @@ from gateway.links.base import Take
 from gateway.metrics import Histogram
 from schemas.codec import encode_json
 from schemas.openai.errors import ServingError
-from schemas.openai.stream import DONE, error_record
+from schemas.openai.stream import error_record
 
 Headers = list[tuple[bytes, bytes]]
 
 FAREWELL_SECONDS: Final = 1.0
 """How long a client that does not read is waited for when it is told that its stream failed."""
 
+_NO_CONTENT: Final = 204
 JSON_HEADER: Final = (b"content-type", b"application/json")
 _STREAM_HEADERS: Final = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -33,7 +34,13 @@ _STREAM_HEADERS: Final = [
 
 
 class EventStream(Protocol):
-    """An answer that is still being made: whole SSE events, ending with a terminal; never raises for a worker's failure."""
+    """An answer that is still being made: whole SSE events, ending with a terminal; never raises for a worker's failure.
+
+    `failed` says, at the end, whether the terminal was an error record.
+    """
+
+    @property
+    def failed(self) -> bool: ...
 
     async def read(self) -> bytes:
         """The next whole events; `b""` at the end."""
@@ -78,7 +85,8 @@ class Reply:
     async def whole(self, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = (JSON_HEADER,)) -> None:
         """A response whose body is here. JSON unless `headers` say otherwise."""
         self.status = status
-        all_headers = [*headers, (b"content-length", b"%d" % len(body)), *self.headers]
+        length = [] if status == _NO_CONTENT else [(b"content-length", b"%d" % len(body))]  # RFC 9110, 8.6
+        all_headers = [*headers, *length, *self.headers]
         if self._cycle is not None and not self._cycle.write_paused:
             self.ended = True
             self._cycle.answer(status, all_headers, body)
@@ -94,17 +102,15 @@ class Reply:
         """
         self.status = 200
         await self._send({"type": "http.response.start", "status": 200, "headers": [*_STREAM_HEADERS, *self.headers]})
-        last = b""
         sent = _pace(gaps)
         while chunk := await events.read():
             await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
             now = sent(chunk)
             if self.first_byte is None:
                 self.first_byte = now
-            last = chunk
             if self._cycle is not None:
                 await events.pass_on(_passing_on(self._cycle.write, sent))
-        self.failed = not last.endswith(DONE)
+        self.failed = events.failed
         self.ended = True
         await self._send({"type": "http.response.body", "body": b""})
 

@@ -15,6 +15,7 @@ class WholeStream:
 
     def __init__(self, data: bytes) -> None:
         self._data = data
+        self.failed = False
 
     async def read(self) -> bytes:
         """Everything, then `b""`."""

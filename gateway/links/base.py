@@ -79,6 +79,11 @@ class ReplyStream(Protocol):
     status: int
     headers: Mapping[str, str]
 
+    @property
+    def failed(self) -> bool:
+        """Whether the last events that were read end with an error record: the worker's own word that it failed."""
+        ...
+
     async def read(self) -> bytes:
         """The next bytes, as many as are here; `b""` once the reply is complete. Raises WorkerLost, WorkerSilent, BadReply.
 

@@ -87,6 +87,8 @@ class RecordStream:
         self._events = events
         self._first = first
         self._chunks = chunks
+        self.failed = False
+        """Whether the stream ended with an error record."""
 
     async def read(self) -> bytes:
         """The records of all events that are here, whole ones; `b""` after the terminal."""
@@ -122,6 +124,7 @@ class RecordStream:
     def _records(self, events: list[Event]) -> bytes:
         last = events[-1]
         if isinstance(last, Failed):
+            self.failed = True
             return b"".join([*map(self._chunks.records, events[:-1]), _cleaned(last)])
         return b"".join(map(self._chunks.records, events))
 
@@ -138,6 +141,7 @@ class WholeReplyStream:
     def __init__(self, reply: Reply) -> None:
         self.status = reply.status
         self.headers = reply.headers
+        self.failed = False
         self._body = reply.body
 
     async def read(self) -> bytes:

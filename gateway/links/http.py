@@ -42,6 +42,11 @@ class HttpReplyStream:
         self._events = SseReader() if connection.is_event_stream else None
         self._has_begun = False
 
+    @property
+    def failed(self) -> bool:
+        """Whether the stream ended with an error record."""
+        return self._events is not None and self._events.failed
+
     async def read(self) -> bytes:
         """The next bytes, as many as are here; whole events for a stream; `b""` once the reply is complete."""
         events = self._events

@@ -27,11 +27,13 @@ class SseReader:
     OpenAI error object. What follows a terminal is dropped: stock workers send a metrics event and a second `[DONE]` there.
     """
 
-    __slots__ = ("_held", "_max_event_bytes", "ended", "last")
+    __slots__ = ("_held", "_max_event_bytes", "ended", "failed", "last")
 
     def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
         self.ended = False
-        """Whether the terminal was seen."""
+        """Whether the terminal was seen,"""
+        self.failed = False
+        """and whether it was an error record."""
         self.last = b""
         """The events that end the stream, if they came to a `passing`."""
         self._held = bytearray()
@@ -91,7 +93,7 @@ class SseReader:
                 return events[:end]
             error = error_record(payload)
             if error is not None:
-                self.ended = True
+                self.ended = self.failed = True
                 return b"%bdata: %b\n\n" % (events[:start], encode_json(error))
             searched = end
         return events

@@ -39,11 +39,13 @@ class FakeStream:
         self.headers: Mapping[str, str] = {"content-type": content_type}
         self._chunks = list(chunks)
         self.closed = False
+        self.failed = False
 
     async def read(self) -> bytes:
         chunk = self._chunks.pop(0) if self._chunks else b""
         if isinstance(chunk, LinkError):
             raise chunk
+        self.failed = b'data: {"error":' in chunk
         return chunk
 
     async def pass_on(self, take: Take) -> None:

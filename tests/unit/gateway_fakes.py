@@ -37,6 +37,7 @@ class FakeStream:
         self.chunks = deque(chunks)
         self.silent = silent
         self.closed = 0
+        self.failed = bool(chunks) and not chunks[-1].endswith(b"data: [DONE]\n\n")
 
     async def read(self) -> bytes:
         """The next chunk."""

@@ -38,6 +38,10 @@ class Connection:
         """Send bytes."""
         self.writer.write(data)
 
+    async def drain(self) -> None:
+        """Wait until what was sent is on its way."""
+        await self.writer.drain()
+
     async def until(self, mark: bytes) -> bytes:
         """What comes up to and including a mark."""
         return await asyncio.wait_for(self.reader.readuntil(mark), 10)

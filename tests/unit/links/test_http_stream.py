@@ -260,6 +260,24 @@ class TestBackPressure:
         assert await drain(stream) == (TOKEN + DONE, None)
 
 
+class TestNullErrors:
+    async def test_a_record_whose_error_is_null_is_no_error(self, serve: Serve, connect: Connect, drain: Drain) -> None:
+        """A worker that writes every field of a record, `error` first, does not end its stream with the first one."""
+        spelled = b'data: {"error":null,"choices":[{"delta":{"content":"hi"}}]}\n\n'
+        link = connect(await serve(replying(SSE_HEAD + chunked(spelled, TOKEN, spelled, DONE))))
+        stream = await open_stream(link)
+
+        assert await drain(stream) == (spelled + TOKEN + spelled + DONE, None)
+        assert not stream.failed
+
+    async def test_an_error_record_fails_the_stream(self, serve: Serve, connect: Connect, drain: Drain) -> None:
+        """Whoever reads it need not look into its bytes."""
+        stream = await open_stream(connect(await serve(replying(SSE_HEAD + chunked(TOKEN, STOCK_ERROR, DONE)))))
+        seen, error = await drain(stream)
+
+        assert (seen.count(b"\n\n"), error, stream.failed) == (2, None, True)
+
+
 class TestPassingOn:
     async def test_events_are_passed_on_without_being_read(self, serve: Serve, connect: Connect) -> None:
         """Each event reaches the taker as it comes; the terminal is left for a reader."""

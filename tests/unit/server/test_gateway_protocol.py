@@ -102,6 +102,92 @@ class TestRepeatedHeads:
             assert status_of(await client.until(b"\r\n\r\n")) == 413
 
 
+class TestTrailers:
+    @pytest.mark.parametrize("more", [b"X-T: " + b"v" * 60_000 + b"\r\n", b"v" * 60_000], ids=["many", "one"])
+    @pytest.mark.parametrize("path", [CHAT, "/nope"])
+    async def test_trailers_without_end_end_the_connection(self, path: str, more: bytes) -> None:
+        """They are not kept, and what is beside a body is bounded, whether the request was answered already or not."""
+        head = b"POST %b HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nX: " % path.encode()
+        async with listening() as (_, port), connected(port) as client:
+            client.send(head)
+            for _ in range(8):
+                client.send(more)
+
+            assert status_of(await client.rest()) == (404 if path == "/nope" else 431)
+
+    async def test_trailers_are_no_headers(self) -> None:
+        """What a client writes behind its body is not taken for what it wrote before."""
+        chunk = b"%x\r\n%b\r\n" % (len(BODY), BODY)
+        head = b"POST %b HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n" % CHAT.encode()
+        async with listening() as (_, port), connected(port) as client:
+            client.send(head + chunk + b"0\r\nX-Request-Id: forged\r\n\r\n" + HEALTH)
+            answers = await client.rest()
+
+            assert answers.count(b"HTTP/1.1 200") == 2
+            assert b"forged" not in answers
+
+
+class TestUpgrades:
+    async def test_what_follows_an_offer_is_read_like_anything_else(self) -> None:
+        """A large body and the beginning of a head in the same packet: the head is not taken to be as large as all of it."""
+        offer = b"GET /health HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+        async with listening() as (_, port), connected(port) as client:
+            client.send(offer + post("/nope", b" " * 100_000) + HEALTH[:10])
+            async with connected(port) as other:  # By when it is answered, all of it was read.
+                other.send(HEALTH)
+                await other.rest()
+            client.send(HEALTH[10:])
+            answers = (await client.rest()).split(b"HTTP/1.1 ")[1:]
+
+            assert [answer[:3] for answer in answers] == [b"200", b"404", b"200"]
+
+    @pytest.mark.parametrize(
+        ("version", "connection"), [("1.0", "Upgrade"), ("1.1", "close, Upgrade"), ("1.1", "Upgrade, Close")]
+    )
+    async def test_an_offer_leaves_the_rest_as_it_was_said(self, version: str, connection: str) -> None:
+        """HTTP/1.0 stays that, and `close` beside an offer closes (RFC 9110, 7.8)."""
+        async with listening() as (_, port), connected(port) as client:
+            client.send(post(CHAT, BODY, f"Connection: {connection}", "Upgrade: h2c", version=version))
+
+            assert b"\r\nconnection: close\r\n" in await client.rest()
+
+    async def test_http_1_0_is_not_told_to_continue(self) -> None:
+        """It knows no interim answers (RFC 9110, 10.1.1)."""
+        async with listening() as (_, port), connected(port) as client:
+            client.send(post(CHAT, BODY, "Expect: 100-continue", version="1.0"))
+
+            assert b"100 Continue" not in await client.rest()
+
+
+class TestEarlyAnswers:
+    @pytest.mark.parametrize(("path", "status"), [("/nope", 404), (CHAT, 413)])
+    @pytest.mark.parametrize("version", ["1.0", "1.1"])
+    async def test_an_early_answer_can_be_read_by_who_closes(self, path: str, status: int, version: str) -> None:
+        """A client that sends all of its body first, and wants no second answer, finds this one afterwards."""
+        async with listening(max_body_bytes=1000) as (_, port), connected(port) as client:
+            client.send(post(path, b" " * 5_000_000, "Connection: close", version=version))
+            await asyncio.wait_for(client.drain(), 10)
+
+            assert status_of(await client.rest()) == status
+
+    async def test_what_is_no_http_is_told_so_though_more_comes(self) -> None:
+        """The refusal can be read by a client that is still sending."""
+        async with listening() as (_, port), connected(port) as client:
+            client.send(b"BOGUS\r\n\r\n" + b"x" * 3_000_000)
+            await asyncio.wait_for(client.drain(), 10)
+
+            assert status_of(await client.rest()) == 400
+
+    async def test_options_without_a_body_say_no_length(self) -> None:
+        """A 204 has none (RFC 9110, 8.6)."""
+        async with listening() as (_, port), connected(port) as client:
+            client.send(b"OPTIONS /v1/models HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+            answer = await client.rest()
+
+            assert status_of(answer) == 204
+            assert b"content-length" not in answer.lower()
+
+
 class TestLargeBodies:
     @pytest.mark.parametrize("cuts", [(200,), (201, 300_000), (150, 160, 170), (70_000, 140_000, 210_000)])
     async def test_a_body_in_any_pieces_is_one_body(self, cuts: tuple[int, ...]) -> None:
