@@ -12,6 +12,8 @@ from schemas.codec import encode_json
 from schemas.openai.errors import ErrorKind, ServingError
 
 MAX_HEAD_BYTES: Final = 64 << 10
+MAX_OVERHEAD_BYTES: Final = 256 << 10
+"""Bytes behind a head without a byte of body: trailers and chunk extensions, which are not kept."""
 HEAD_SECONDS: Final = 15.0
 """How long a head may take to arrive, and how long a new connection may say nothing."""
 
@@ -30,6 +32,7 @@ class WorkerProtocol(HttpToolsProtocol):
         super().__init__(*arguments, **named)
         self._in_head = True
         self._head_bytes = 0
+        self._overhead = 0
         self._crowded = False
         self._refusal: ServingError | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -50,22 +53,39 @@ class WorkerProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refusal is not None:
             return  # The connection is being closed.
+        self._overhead += len(data)
         super().data_received(data)
-        if self._in_head and self._refusal is None:
+        if self._refusal is not None:
+            return
+        if self._in_head:
             self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                self._refusal = _too_large()
-                self.send_400_response("")
+        if self._head_bytes > MAX_HEAD_BYTES or self._overhead > MAX_OVERHEAD_BYTES:
+            self._refusal = _too_large()
+            self.send_400_response("")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head = True
         self._head_bytes = 0
+        self._overhead = 0
         if self._timer is None:
             self._await_head()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # What comes later is a trailer, which nobody asked for.
+            super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        self._overhead = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._overhead = 0
+        super().on_message_complete()
+
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self._head_bytes = 0
         self._stop_waiting()
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD_BYTES:
             self._refuse(_too_large())

@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import httpx2
 import msgspec
@@ -58,6 +59,14 @@ async def test_a_head_that_is_none_gets_the_error_object(worker: Worker, data: b
     assert reply.startswith(b"HTTP/1.1 %d " % status)
     assert b'{"error":{"message":' in reply
     assert b"Traceback" not in reply
+    await assert_serves(worker)
+
+
+async def test_trailers_without_end_end_the_connection(worker: Worker) -> None:
+    """What stands beside a body is bounded too, and not kept; the request it belongs to gets no answer."""
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
+    with suppress(ConnectionResetError):  # The worker ends it while more is on its way.
+        assert await sent(worker, head + b"X-Trailer: value\r\n" * 40_000) == b""
     await assert_serves(worker)
 
 

@@ -1,7 +1,9 @@
 """What becomes of a log line that cannot be written."""
 
 import io
+import logging
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
@@ -17,6 +19,10 @@ class FullDisk(io.StringIO):
         """Fails."""
         raise OSError(28, "No space left on device")
 
+    def flush(self) -> None:
+        """Fails as well."""
+        raise OSError(28, "No space left on device")
+
 
 @pytest.fixture
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,11 +30,22 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", FullDisk())
 
 
-@pytest.mark.usefixtures("full_disk")
+@pytest.fixture
+def configured() -> Iterator[None]:
+    """Logs as the gateway writes them, until the end of the test."""
+    root = logging.getLogger()
+    handlers, level = root.handlers, root.level
+    log.configure("info")
+    yield
+    structlog.reset_defaults()
+    root.handlers, root.level = handlers, level
+
+
+@pytest.mark.usefixtures("full_disk", "configured")
 def test_a_line_that_cannot_be_written_is_lost_and_nothing_else() -> None:
     """Whoever logs does not hear of it."""
-    log.configure("info")
     structlog.get_logger("test").info("something.happened")
+    logging.getLogger("test").error("Something happened.")
 
 
 @pytest.mark.usefixtures("full_disk")
