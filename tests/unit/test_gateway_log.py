@@ -38,7 +38,8 @@ def configured() -> Iterator[None]:
     log.configure("info")
     yield
     structlog.reset_defaults()
-    root.handlers, root.level = handlers, level
+    root.handlers = handlers
+    root.setLevel(level)
 
 
 @pytest.mark.usefixtures("full_disk", "configured")
