@@ -51,17 +51,20 @@ class WorkerProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._refusal is not None:
+        if self._refused():
             return  # The connection is being closed.
         self._overhead += len(data)
         super().data_received(data)
-        if self._refusal is not None:
+        if self._refused():
             return
         if self._in_head:
             self._head_bytes += len(data)
         if self._head_bytes > MAX_HEAD_BYTES or self._overhead > MAX_OVERHEAD_BYTES:
             self._refusal = _too_large()
             self.send_400_response("")
+
+    def _refused(self) -> bool:
+        return self._refusal is not None
 
     def on_message_begin(self) -> None:
         super().on_message_begin()

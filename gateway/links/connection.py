@@ -19,8 +19,8 @@ from gateway.links.read_window import ReadWindow
 from gateway.outbox import Outgoing, outbox_of
 from schemas.codec import SSE_TYPE
 
-HIGH_WATER_BYTES: Final = 256 << 10
-"""Unread bytes of a stream above which the worker's socket is not read."""
+HIGH_WATER_BYTES: Final = 128 << 10
+"""Unread bytes of a stream above which the worker's socket is not read; a single read may bring twice as many."""
 MAX_OVERHEAD_BYTES: Final = 256 << 10
 """Bytes without a finished head or a byte of body: heads, trailers, chunk extensions. Stock perf headers alone may be 80 KiB."""
 JOIN_BYTES: Final = 16 << 10

@@ -98,12 +98,14 @@ class Process:
             os.kill(self._child.pid, signal.SIGCONT)
             self.kill()
 
-    def metric(self, name: str) -> float:
-        """The sum of a metric's samples."""
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples, of those with these labels."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as reply:  # noqa: S310 - our own loopback URL
             lines = reply.read().decode().splitlines()
         assert any(line.startswith(f"# TYPE {name} ") for line in lines), f"no metric {name}"
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if re.match(rf"{name}(\{{| )", line))
+        samples = [line for line in lines if re.match(rf"{name}(\{{| )", line)]
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in samples if all(label in line for label in wanted))
 
     def _healthy(self) -> bool:
         try:

@@ -23,6 +23,21 @@ class Got:
         """Whether the client was told of an error."""
         return b'"error":' in self.body
 
+    @property
+    def streamed(self) -> bool:
+        """Whether it is a stream, complete or cut."""
+        return self.status == 200 and b"data: " in self.body
+
+    @property
+    def text(self) -> str:
+        """What the first choice says, of a stream or of a whole answer; of an error nothing."""
+        if not self.streamed:
+            choices = json.loads(self.body).get("choices", ())
+            return "".join(choice["message"]["content"] or "" for choice in choices[:1])
+        records = [json.loads(line[6:]) for line in self.body.splitlines() if line.startswith(b"data: {")]
+        deltas = [choice["delta"] for record in records for choice in record.get("choices", ())]
+        return "".join(delta.get("content") or "" for delta in deltas)
+
 
 async def post(
     url: str, body: dict[str, Any], leave_after: float | None = None, begun: asyncio.Event | None = None
@@ -35,21 +50,52 @@ async def post(
         return None
 
 
+def request_of(body: dict[str, Any], *fields: str) -> bytes:
+    """A chat request as it is sent, with these header fields."""
+    payload = json.dumps(body).encode()
+    head = ["POST /v1/chat/completions HTTP/1.1", "Host: x", *fields, f"Content-Length: {len(payload)}", "", ""]
+    return "\r\n".join(head).encode() + payload
+
+
 async def _exchange(url: str, body: dict[str, Any], begun: asyncio.Event) -> Got:
     parts = urlsplit(url)
-    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    answer = _Answer(request_of(body, "Connection: close"), begun)
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.create_connection(lambda: answer, parts.hostname or "", parts.port or 80)
     try:
-        payload = json.dumps(body).encode()
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(payload)}\r\n\r\n"
-        writer.write(head.encode() + payload)
-        raw = b""
-        while chunk := await reader.read(65536):
-            raw += chunk
-            if b"data: " in raw:
-                begun.set()
-        return _parsed(raw)
+        return _parsed(await answer.complete)
     finally:
-        writer.transport.abort()
+        transport.abort()
+
+
+class _Answer(asyncio.Protocol):
+    """Asks, and keeps every byte that comes. `complete` is all of them once the connection has ended, however it did that.
+
+    A reset is an error only where nothing came before it: asyncio's own streams would lose what did.
+    """
+
+    def __init__(self, request: bytes, begun: asyncio.Event) -> None:
+        self.complete: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._request = request
+        self._begun = begun
+        self._raw = bytearray()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self._raw += data
+        if not self._begun.is_set() and b"data: " in self._raw:
+            self._begun.set()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self.complete.done():
+            return
+        if error is not None and not self._raw:
+            self.complete.set_exception(error)
+        else:
+            self.complete.set_result(bytes(self._raw))
 
 
 def _parsed(raw: bytes) -> Got:

@@ -11,9 +11,14 @@ import pytest
 
 from tests.chaos.processes import Fleet, Process, running
 from tests.chaos.raw_client import Got, chat, post
+from tests.chaos.residue import until_nothing_is_held
 
 LONG_STREAM = "[[ttft_ms:10]] [[itl_ms:20]] [[tokens:2000]]"
 SLOW_PREFILL = "[[ttft_ms:30000]]"
+TEXT = " ".join(map(str, range(30)))
+"""No part of it is there twice; a token is a byte of it."""
+FAULTS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM)
+"""What either worker suffers."""
 PAUSE = 0.02
 IN_TIME = 10.0
 """Seconds: ten times what a lost connection takes to be told, and a one-second deadline."""
@@ -50,12 +55,7 @@ async def assert_serves(fleet: Fleet) -> None:
 
 async def assert_idle(fleet: Fleet) -> None:
     """Every count of something open returns to zero."""
-    open_ = [(fleet.gateway, "packrelay_gateway_worker_legs_in_flight"), (fleet.gateway, "packrelay_gateway_in_flight")]
-    open_ += [(worker, name) for worker in (fleet.context, fleet.generation) for name in ("packrelay_worker_states",)]
-    async with asyncio.timeout(IN_TIME):
-        for process, name in open_:
-            while await asyncio.to_thread(process.metric, name):  # noqa: ASYNC110 - it happens in another process
-                await asyncio.sleep(0.01)  # The count is another process's; asking again is all one can do.
+    await until_nothing_is_held(fleet, IN_TIME)
 
 
 async def test_generation_worker_killed_mid_stream_ends_the_stream_with_an_error(tmp_path: Path, link: str) -> None:
@@ -138,44 +138,71 @@ async def test_lost_state_is_made_again_once(tmp_path: Path, link: str) -> None:
         await assert_serves(fleet)
 
 
-async def under_load(fleet: Fleet, begun: asyncio.Event, over: asyncio.Event) -> list[Got | None]:
-    """Ten clients that ask again and again, streamed and not, until it is over. `begun` is set by the first answer."""
+async def under_load(fleet: Fleet, flows: asyncio.Event, over: asyncio.Event) -> list[Got]:
+    """Ten clients that ask for the text again and again, streamed and not, until it is over. `flows` is set by every success."""
 
-    async def client(number: int) -> list[Got | None]:
-        body = chat("scripted", "[[ttft_ms:5]] [[itl_ms:2]] [[tokens:40]]", stream=number % 2 == 0, max_tokens=40)
+    async def client(number: int) -> list[Got]:
+        body = chat("scripted", f"[[ttft_ms:5]] [[itl_ms:2]] [[text:{TEXT}]]", stream=number % 2 == 0)
         answers = []
         while not over.is_set():
-            answers.append(await post(fleet.gateway.url, body))
-            begun.set()
-            if (got := answers[-1]) and got.failed:
+            got = await post(fleet.gateway.url, body)
+            assert got is not None
+            answers.append(got)
+            if got.failed:
                 await asyncio.sleep(PAUSE)  # As a client does before it tries again.
+            else:
+                flows.set()
         return answers
 
     return [got for answers in await asyncio.gather(*map(client, range(10))) for got in answers]
 
 
+async def strike(worker: Process, fault: signal.Signals, seconds: float) -> None:
+    """Kill a worker, or end it, or freeze it for so long; then it is there again."""
+    if fault is signal.SIGKILL:
+        worker.kill()
+        await worker.start()
+    elif fault is signal.SIGTERM:
+        worker.send(fault)
+        assert await asyncio.to_thread(worker.wait, IN_TIME) == 0
+        await worker.start()
+    else:
+        worker.send(fault)
+        await asyncio.sleep(seconds)  # That is how long it is frozen.
+        worker.send(signal.SIGCONT)
+        await worker.until_healthy()
+
+
 @pytest.mark.timeout(120)
 async def test_every_request_has_one_end_while_workers_are_killed(tmp_path: Path, link: str) -> None:
-    """Either worker dies again and again under load: each request is answered, or told of an error, exactly once."""
+    """Either worker is killed, ended or frozen, again and again, under load: each request is answered, or told of an error, once.
+
+    Every token is deterministic, so that none is lost or there twice: an answer is the whole text, and a cut stream an exact
+    beginning of it.
+    """
     dice = random.Random(3)
-    async with running(tmp_path / "log", link=link) as fleet:
-        begun, over = asyncio.Event(), asyncio.Event()
-        load = asyncio.create_task(under_load(fleet, begun, over))
-        await begun.wait()
-        for _ in range(6):
+    limits = ("--first-byte-timeout", "1", "--idle-timeout", "1")
+    async with running(tmp_path / "log", *limits, link=link) as fleet:
+        flows, over = asyncio.Event(), asyncio.Event()
+        load = asyncio.create_task(under_load(fleet, flows, over))
+        strikes = [(worker, fault) for worker in (fleet.context, fleet.generation) for fault in FAULTS]
+        for worker, fault in dice.sample(strikes, len(strikes)):
+            flows.clear()
+            async with asyncio.timeout(IN_TIME):
+                await flows.wait()
             await asyncio.sleep(dice.uniform(0.05, 0.4))
-            unlucky = dice.choice([fleet.context, fleet.generation])
-            unlucky.kill()
-            await unlucky.start()
+            await strike(worker, fault, dice.uniform(0.1, 1.5))
         over.set()
         answers = await load
-
-        assert all(got is not None and got.status for got in answers)
-        streams = [got for got in answers if got and got.status == 200 and b"data: " in got.body]
-        assert all(got.terminals == 1 for got in streams)
-        assert any(got and got.status == 200 and not got.failed for got in answers)
         await assert_serves(fleet)
         await assert_idle(fleet)
+
+    assert all(got.status for got in answers)
+    assert all(got.terminals == 1 for got in answers if got.streamed)
+    assert {got.text for got in answers if got.status == 200 and not got.failed} == {TEXT}
+    cut = [got.text for got in answers if got.streamed and got.failed]
+    assert cut
+    assert all(TEXT.startswith(text) for text in cut)
 
 
 async def test_termination_lets_streams_finish(tmp_path: Path, link: str) -> None:
