@@ -7,10 +7,12 @@ import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Self
+from typing import Final, Self
 
 TAIL_LINES = 20
 MAX_LINE_BYTES = 4096
+HURRY_S: Final = 3.0
+"""How long a program may take to end when it was told twice."""
 KILL_TIMEOUT_S = 5.0
 
 
@@ -55,12 +57,18 @@ class Child:
         return _description(await asyncio.shield(self._end))
 
     async def stop(self, grace_s: float, hurry: asyncio.Event) -> None:
-        """SIGTERM, then SIGKILL when the grace is over or there is a hurry. Safe to call again, and after the end."""
+        """SIGTERM, again when there is a hurry, then SIGKILL when the time is over. Safe to call again, and after the end.
+
+        The second signal has our programs end what they do without waiting for it, and tell their clients so.
+        """
         if self._end.done():
             return
         self._process.terminate()
         hurried = asyncio.create_task(hurry.wait(), name="hurry")
         await asyncio.wait({self._end, hurried}, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+        if hurried.done() and not self._end.done():
+            self._process.terminate()
+            await asyncio.wait({self._end}, timeout=HURRY_S)
         hurried.cancel()
         if not self._end.done():
             with suppress(ProcessLookupError):

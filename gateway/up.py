@@ -205,7 +205,7 @@ async def _take_down(children: Sequence[Child], workers: int, patience: Patience
     for group in (children[workers:], children[:workers]):
         running = [child for child in group if child.is_running]
         for child in running:
-            _say(f"stopping the {child.name}")
+            _say(f"stopping the {child.name}, which may finish what it does (Ctrl-C again: it may not)")
         await asyncio.gather(*(child.stop(patience.until_stopped, hurry) for child in running))
 
 

@@ -117,6 +117,19 @@ def test_fleet_cannot_serve_without_a_usable_pair() -> None:
     assert not known.can_serve()
 
 
+def test_no_prefill_is_begun_without_a_usable_generation_worker() -> None:
+    """A worker alone may be asked although it is down, which costs little; a context leg that nobody can go on from may not."""
+    context, _ = worker(role=Role.CONTEXT, index=0)
+    generation, _ = worker(role=Role.GENERATION, index=1)
+    both, _ = worker(role=Role.BOTH, index=2)
+    known = fleet(context, generation, both)
+    generation.up = both.up = False
+
+    assert known.pair("m") is None
+    assert known.aggregated("m") is both
+    assert known.nobody("m").status == 503
+
+
 def test_models_are_the_union_of_the_workers() -> None:
     """Each model is listed once."""
     first, _ = worker(index=0, model="a")
