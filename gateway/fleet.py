@@ -168,9 +168,8 @@ class Fleet:
         """The context workers that have a partner of their engine kind, and the generation workers."""
         if not self._of_role[Role.CONTEXT]:
             return [], []
-        # Usable ones only, whatever is asked: a prefill that nobody can go on from costs more than asking.
-        usable = self._of(model, Role.GENERATION, strict=True)
-        generations = [worker for worker in usable if strict or not worker.resting]
+        # None that is known to be down: a prefill that nobody can go on from costs more than asking.
+        generations = [worker for worker in self._of(model, Role.GENERATION, strict=strict) if worker.up]
         if not generations:
             return [], generations
         engines = {generation.engine for generation in generations}

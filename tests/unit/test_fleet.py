@@ -118,7 +118,7 @@ def test_fleet_cannot_serve_without_a_usable_pair() -> None:
 
 
 def test_no_prefill_is_begun_without_a_usable_generation_worker() -> None:
-    """A worker alone may be asked although it is down, which costs little; a context leg that nobody can go on from may not."""
+    """A worker alone may be asked although it is down, which costs little; a prefill that nobody can go on from may not."""
     context, _ = worker(role=Role.CONTEXT, index=0)
     generation, _ = worker(role=Role.GENERATION, index=1)
     both, _ = worker(role=Role.BOTH, index=2)
