@@ -168,7 +168,8 @@ class Fleet:
         """The context workers that have a partner of their engine kind, and the generation workers."""
         if not self._of_role[Role.CONTEXT]:
             return [], []
-        # None that is known to be down: a prefill that nobody can go on from costs more than asking.
+        # None that is known to be down: a prefill that nobody can go on from costs more than asking. One whose breaker is open
+        # may be all there is, and its trial may last as long as a stream.
         generations = [worker for worker in self._of(model, Role.GENERATION, strict=strict) if worker.up]
         if not generations:
             return [], generations

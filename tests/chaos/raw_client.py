@@ -68,6 +68,28 @@ async def _exchange(url: str, body: dict[str, Any], begun: asyncio.Event) -> Got
         transport.abort()
 
 
+class Asker(asyncio.Protocol):
+    """A connection that asks once, and keeps what comes; how it leaves is for those who derive from it."""
+
+    def __init__(self, request: bytes) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._request = request
+        self._answer = bytearray()
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of the answer came."""
+        return self._answer.endswith((b"\r\n0\r\n\r\n", b"}"))
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self._answer += data
+
+
 class _Answer(asyncio.Protocol):
     """Asks, and keeps every byte that comes. `complete` is all of them once the connection has ended, however it did that.
 

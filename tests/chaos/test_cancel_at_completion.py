@@ -10,7 +10,7 @@ import pytest
 
 from tests.chaos.cutting_proxy import RESET
 from tests.chaos.processes import running
-from tests.chaos.raw_client import chat, post, request_of
+from tests.chaos.raw_client import Asker, chat, post, request_of
 from tests.chaos.residue import footprint, until_as_before
 
 CLIENTS = 16
@@ -43,33 +43,24 @@ class Aim:
         self.seconds *= 0.97 if complete else 1.03
 
 
-class Leaver(asyncio.Protocol):
+class Leaver(Asker):
     """A client that asks, and leaves at its moment; with a reset if it is rude. `left` is set when it has."""
 
     def __init__(self, request: bytes, moment: Moment, seconds: float, *, rude: bool) -> None:
-        self._loop = asyncio.get_running_loop()
+        super().__init__(request)
         self.left: asyncio.Future[None] = self._loop.create_future()
-        self._request = request
         self._moment = moment
         self._seconds = seconds
         self._rude = rude
-        self._answer = bytearray()
         self._timer: asyncio.TimerHandle | None = None
 
-    @property
-    def complete(self) -> bool:
-        """Whether all of the answer came."""
-        return self._answer.endswith((b"\r\n0\r\n\r\n", b"}"))
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.write(self._request)
+        super().connection_made(transport)
         if self._moment is Moment.GUESSED:
-            self._timer = self._loop.call_later(self._seconds, transport.abort)
+            self._timer = self._loop.call_later(self._seconds, self._transport.abort)
 
     def data_received(self, data: bytes) -> None:
-        self._answer += data
+        super().data_received(data)
         if self._moment is Moment.FIRST_BYTE or (self._moment is Moment.END and self.complete):
             if self._rude:
                 self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)

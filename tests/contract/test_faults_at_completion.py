@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx2
 
-from tests.chaos.raw_client import chat, request_of
+from tests.chaos.raw_client import Asker, chat, request_of
 from tests.contract.serving import serving_gateway
 from tests.worker_rig import serving
 from worker.engines.base import Leg, SequenceOutput, SequenceRequest
@@ -47,28 +47,13 @@ class LastWord(ScriptedEngine):
                 yield output
 
 
-class Leaver(asyncio.Protocol):
+class Leaver(Asker):
     """A client that asks, and leaves so many turns of the loop after `count` was first called. `gone` is set when it has."""
 
     def __init__(self, request: bytes, turns: int) -> None:
-        self._loop = asyncio.get_running_loop()
+        super().__init__(request)
         self.gone = asyncio.Event()
-        self._request = request
         self._turns = turns
-        self._answer = bytearray()
-
-    @property
-    def complete(self) -> bool:
-        """Whether all of the answer came."""
-        return self._answer.endswith((b"\r\n0\r\n\r\n", b"}"))
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.write(self._request)
-
-    def data_received(self, data: bytes) -> None:
-        self._answer += data
 
     def connection_lost(self, error: Exception | None) -> None:
         self.gone.set()

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gateway.fleet import Fleet, Probing
+from gateway.fleet import Fleet, Pair, Probing
 from gateway.links.base import ConnectFailed, Deadlines, Reply
 from gateway.member import LegName, Outcome, Role
 from schemas.codec import encode_json
@@ -117,7 +117,7 @@ def test_fleet_cannot_serve_without_a_usable_pair() -> None:
     assert not known.can_serve()
 
 
-def test_no_prefill_is_begun_without_a_usable_generation_worker() -> None:
+def test_no_prefill_is_begun_for_a_generation_worker_that_is_down() -> None:
     """A worker alone may be asked although it is down, which costs little; a prefill that nobody can go on from may not."""
     context, _ = worker(role=Role.CONTEXT, index=0)
     generation, _ = worker(role=Role.GENERATION, index=1)
@@ -128,6 +128,18 @@ def test_no_prefill_is_begun_without_a_usable_generation_worker() -> None:
     assert known.pair("m") is None
     assert known.aggregated("m") is both
     assert known.nobody("m").status == 503
+
+
+def test_the_only_generation_worker_is_asked_while_its_breaker_is_open() -> None:
+    """Its health checks pass, and there is nobody else."""
+    context, _ = worker(role=Role.CONTEXT, index=0)
+    generation, _ = worker(role=Role.GENERATION, index=1)
+    for _ in range(3):
+        generation.begin()
+        generation.end(LegName.GENERATION, Outcome.FAILURE)
+
+    assert not generation.usable()
+    assert fleet(context, generation).pair("m") == Pair(context, generation)
 
 
 def test_models_are_the_union_of_the_workers() -> None:

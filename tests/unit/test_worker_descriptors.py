@@ -11,7 +11,7 @@ from contextlib import ExitStack, closing, contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from select import select
-from socket import create_connection
+from socket import create_connection, socket
 
 import pytest
 from msgspec.json import decode
@@ -110,6 +110,14 @@ def small_worker() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
             process.stderr.read()  # What it says last must find a reader.
 
 
+def connecting(port: int) -> socket:
+    """A connection that the worker may take or not."""
+    connection = socket()
+    connection.setblocking(False)
+    connection.connect_ex(("127.0.0.1", port))
+    return connection
+
+
 def health(connection: HTTPConnection) -> int:
     """The status of the health check."""
     connection.request("GET", "/health")
@@ -125,14 +133,17 @@ def processor_seconds(process: int) -> float:
 
 
 def test_a_worker_without_descriptors_neither_dies_nor_spins() -> None:
-    """Twenty-four connections and 64 descriptors: who is connected is served, it idles, and afterwards all is as before.
+    """Far more connections than descriptors: who is connected is served, it idles, and afterwards all is as before.
 
-    They come one after the other: of a burst the kernel keeps what the worker's queue holds, and says nothing to the others.
+    Some come one after the other, and are told; of the burst behind them the kernel keeps what the worker's queue holds, and says
+    nothing to the others.
     """
     with small_worker() as (process, port), closing(HTTPConnection("127.0.0.1", port, timeout=10)) as kept:
         before = health(kept)
         with ExitStack() as stack:
             others = [stack.enter_context(create_connection(("127.0.0.1", port), 10)) for _ in range(24)]
+            for _ in range(200):
+                stack.enter_context(connecting(port))
             meanwhile = health(kept)
             readable, _, _ = select(others, [], [], 10)
             told = {other.recv(13) for other in readable}
