@@ -34,8 +34,6 @@ MAX_DISCARDED_BYTES: Final = 256 << 20
 CROWDED: Final = "packrelay.crowded"
 """The key of a scope that is there when the connection is one too many."""
 
-_BEGINS_HERE: Final = -1
-"""Stands for the bytes of a head that began in the data at hand."""
 _OFFER: Final = frozenset({b"upgrade", b"http2-settings"})
 """The headers an upgrade is offered by, and what the Connection header then names."""
 
@@ -134,7 +132,8 @@ class GatewayProtocol(HttpToolsProtocol):
         if self._parsed_anew:
             self._parsed_anew = False  # All of it was dealt with there.
         elif self._begun:
-            self._head_goes_on(len(data))
+            # Where it began behind something else, what it is in all is seen when it is complete.
+            self._head_goes_on(len(data) if not self._messages or (fresh and self._messages == 1) else 0)
         elif fresh and self._messages == 1:
             self._remember(data)
         elif self._in_message and self._overhead > MAX_OVERHEAD_BYTES:
@@ -212,7 +211,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self.url = b""
         self.headers = []
         self._begun = True
-        self._head_bytes = _BEGINS_HERE
+        self._head_bytes = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._begun:  # What comes later is a trailer, which nobody asked for.
@@ -221,7 +220,8 @@ class GatewayProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._begun = False
         self._stop_head_timer()
-        if self._head_bytes + len(self._data) > MAX_HEAD_BYTES and self._parsed_bytes() > MAX_HEAD_BYTES:
+        in_pieces = not self._messages
+        if (in_pieces or len(self._data) > MAX_HEAD_BYTES) and self._parsed_bytes() > MAX_HEAD_BYTES:
             self._refuse(_head_too_large())
         parser = self.parser
         if parser.get_method() == b"CONNECT":
@@ -338,8 +338,6 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def _head_goes_on(self, size: int) -> None:
         """So many bytes more, and still no end of the head."""
-        if self._head_bytes == _BEGINS_HERE:  # Behind something else, perhaps.
-            size = 1 + self._parsed_bytes()
         self._head_bytes += size
         if self._head_bytes > MAX_HEAD_BYTES:
             self._refusal = _head_too_large()
@@ -348,7 +346,7 @@ class GatewayProtocol(HttpToolsProtocol):
             self._head_timer = self.loop.call_later(self.head_timeout, self._head_too_slow)
 
     def _parsed_bytes(self) -> int:
-        """The size of what is known of the head."""
+        """The size of the headers and the target."""
         return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
 
     def _refuse(self, error: ServingError) -> None:

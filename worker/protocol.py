@@ -31,6 +31,8 @@ class WorkerProtocol(HttpToolsProtocol):
     def __init__(self, *arguments: Any, **named: Any) -> None:  # uvicorn's own signature, passed through
         super().__init__(*arguments, **named)
         self._in_head = True
+        self._in_message = False
+        self._messages = 0  # That began in the data at hand.
         self._head_bytes = 0
         self._overhead = 0
         self._crowded = False
@@ -54,10 +56,13 @@ class WorkerProtocol(HttpToolsProtocol):
         if self._refused():
             return  # The connection is being closed.
         self._overhead += len(data)
+        fresh = not self._in_message
+        self._messages = 0
         super().data_received(data)
         if self._refused():
             return
-        if self._in_head:
+        if self._in_head and (not self._messages or (fresh and self._messages == 1)):
+            # Of one that began behind a large body, the size is seen when it is complete.
             self._head_bytes += len(data)
         if self._head_bytes > MAX_HEAD_BYTES or self._overhead > MAX_OVERHEAD_BYTES:
             self._refusal = _too_large()
@@ -68,7 +73,8 @@ class WorkerProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head = True
+        self._in_head = self._in_message = True
+        self._messages += 1
         self._head_bytes = 0
         self._overhead = 0
         if self._timer is None:
@@ -83,6 +89,7 @@ class WorkerProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._in_message = False
         self._overhead = 0
         super().on_message_complete()
 

@@ -62,6 +62,34 @@ async def test_a_head_that_is_none_gets_the_error_object(worker: Worker, data: b
     await assert_serves(worker)
 
 
+@pytest.mark.parametrize("cut", [10, 60 << 10, -1])
+async def test_a_long_head_is_as_long_in_two_pieces(worker: Worker, cut: int) -> None:
+    """Wherever the network cuts it."""
+    head = b"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * (70 << 10) + b"\r\n\r\n"
+    reader, writer = await asyncio.open_connection(worker.host, worker.port)
+    with suppress(ConnectionResetError):  # It was refused before its last byte came.
+        writer.write(head[:cut])
+        await assert_serves(worker)  # By when the piece was read.
+        writer.write(head[cut:])
+        assert (await asyncio.wait_for(reader.read(), 10)).startswith(b"HTTP/1.1 431 ")
+    writer.close()
+
+
+async def test_a_head_behind_a_large_body_is_not_as_large(worker: Worker) -> None:
+    """A body and the beginning of the next head may come in the same packet."""
+    body = msgspec.json.encode({**HELLO, "user": "u" * (100 << 10)})
+    ask = b"POST %b HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    health = b"GET /health HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
+    reader, writer = await asyncio.open_connection(worker.host, worker.port)
+    writer.write(ask % (CHAT.encode(), len(body)) + body + health[:10])
+    await reader.readuntil(b'"usage"')
+    writer.write(health[10:])
+    answers = await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+
+    assert b"HTTP/1.1 200 " in answers
+
+
 async def test_trailers_without_end_end_the_connection(worker: Worker) -> None:
     """What stands beside a body is bounded too, and not kept; the request it belongs to gets no answer."""
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"

@@ -25,6 +25,13 @@ def error_of(response: bytes) -> str:
     return message
 
 
+async def have_been_read(port: int) -> None:
+    """Wait until the gateway has read what was sent on other connections: a later request is answered."""
+    async with connected(port) as other:
+        other.send(HEALTH)
+        await other.rest()
+
+
 class TestRepeatedHeads:
     async def test_every_request_of_a_connection_is_read_for_itself(self) -> None:
         """Requests with the same head but for the length are answered like the first, each for what it says itself."""
@@ -44,9 +51,7 @@ class TestRepeatedHeads:
                 client.send(request)
                 await client.until(b'"chatcmpl-1"}')
                 client.send(request[:cut])
-                async with connected(port) as other:  # By when it is answered, the piece was read.
-                    other.send(HEALTH)
-                    await other.rest()
+                await have_been_read(port)
                 client.send(request[cut:])
                 assert status_of(await client.until(b'"chatcmpl-1"}')) == 200
 
@@ -71,9 +76,7 @@ class TestRepeatedHeads:
         head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n"
         async with listening() as (gateway, port), connected(port) as client:
             client.send(head + b"%x\r\n" % len(piece))
-            async with connected(port) as other:  # By when it is answered, the head was read.
-                other.send(HEALTH)
-                await other.rest()
+            await have_been_read(port)
             client.send(piece + tail)
             assert status_of(await client.until(b"}}")) == 400
             assert status_of(await client.until(b'"chatcmpl-1"}')) == 200
@@ -133,9 +136,7 @@ class TestUpgrades:
         offer = b"GET /health HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
         async with listening() as (_, port), connected(port) as client:
             client.send(offer + post("/nope", b" " * 100_000) + HEALTH[:10])
-            async with connected(port) as other:  # By when it is answered, all of it was read.
-                other.send(HEALTH)
-                await other.rest()
+            await have_been_read(port)
             client.send(HEALTH[10:])
             answers = (await client.rest()).split(b"HTTP/1.1 ")[1:]
 
@@ -197,9 +198,7 @@ class TestLargeBodies:
         async with listening() as (gateway, port), connected(port) as client:
             for start, end in zip((0, *cuts), (*cuts, len(data)), strict=True):
                 client.send(data[start:end])
-                async with connected(port) as other:  # By when it is answered, the piece was read.
-                    other.send(HEALTH)
-                    await other.rest()
+                await have_been_read(port)
 
             assert (await client.rest()).count(b"HTTP/1.1 200") == 3
             assert [call.view.user == user for call in gateway.backend.calls] == [True, False]
@@ -314,6 +313,24 @@ class TestRefusals:
 
             assert status_of(response) == status
             assert error_of(response).endswith(".")
+
+    @pytest.mark.parametrize("cut", [10, MAX_HEAD_BYTES - 100, -1])
+    async def test_a_large_head_is_as_large_in_two_pieces(self, cut: int) -> None:
+        """Wherever the network cuts it."""
+        head = b"GET /health HTTP/1.1\r\nHost: h\r\nX: " + b"a" * MAX_HEAD_BYTES + b"\r\n\r\n"
+        async with listening() as (_, port), connected(port) as client:
+            client.send(head[:cut])
+            await have_been_read(port)
+            client.send(head[cut:])
+
+            assert status_of(await client.rest()) == 431
+
+    async def test_a_head_without_an_end_is_not_waited_for(self) -> None:
+        """It is refused as soon as it is too large."""
+        async with listening() as (_, port), connected(port) as client:
+            client.send(b"GET /health HTTP/1.1\r\nHost: h\r\nX: " + b"a" * MAX_HEAD_BYTES)
+
+            assert status_of(await client.rest()) == 431
 
     async def test_a_head_that_does_not_come_is_not_waited_for(self) -> None:
         """A head that is begun and not finished in time gets a 408; a silent connection just ends."""
