@@ -9,8 +9,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Protocol, Self
 
-from msgspec import Struct
-
+from gateway.limits import Limits
 from schemas.openai.errors import ErrorKind, ServingError
 
 RETRY_AFTER_SECONDS = 1.0
@@ -24,15 +23,6 @@ class Refusal(StrEnum):
     BODY_BYTES = "body_bytes"
     DRAINING = "draining"
     NO_CONNECTIONS = "no_connections"
-
-
-class Limits(Struct, frozen=True, kw_only=True):
-    """How much is let in. `max_wait_seconds` bounds one request's wait, `max_bytes` the bodies of all requests together."""
-
-    max_in_flight: int = 4096
-    max_waiting: int = 1024
-    max_wait_seconds: float = 30.0
-    max_bytes: int = 1 << 30
 
 
 class Timer(Protocol):

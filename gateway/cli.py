@@ -13,23 +13,27 @@ from cyclopts import App, ArgumentCollection, CycloptsError, Token
 from cyclopts.config import Env
 
 from gateway import log
-from gateway.admission import Admission, Limits
+from gateway.admission import Admission
 from gateway.api.parts import Parts
-from gateway.app import Door, create_app
+from gateway.app import create_app
 from gateway.auth import ApiKeys, KeyFileRefused, read_keys
 from gateway.config import GatewayConfig
 from gateway.disagg_config import DisaggConfigRefused, read_disagg_config
 from gateway.discovery.choice import DiscoveryRefused, discovery_of
 from gateway.discovery.static import static_workers
-from gateway.fleet import Fleet, Probing
+from gateway.door import Door
+from gateway.fleet import Fleet
 from gateway.lifecycle import Lifecycle
+from gateway.limits import Limits
 from gateway.links.base import Deadlines
 from gateway.links.choice import LinkRefused, link_of
 from gateway.member import Role
 from gateway.metrics import GatewayCollector, Metrics, Scrape
-from gateway.orchestrator import Orchestrator, Serving
+from gateway.orchestrator import Orchestrator
+from gateway.probing import Probing
 from gateway.routing import POLICIES, Policy
 from gateway.server import ListenFailed, listen_together, serve
+from gateway.serving import Serving
 from gateway.siblings import Siblings
 from gateway.supervisor import Supervisor
 from schemas import disagg

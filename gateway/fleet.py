@@ -3,14 +3,14 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from itertools import count
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
-from msgspec import Struct
 
 from gateway.links.base import Deadlines, LinkError
 from gateway.member import Role, Worker
 from gateway.preparation import prepare
+from gateway.probing import Probing
 from gateway.routing.base import Policy
 from schemas.dialect import Dialect
 from schemas.openai.errors import ErrorKind, ServingError
@@ -23,19 +23,11 @@ _CHECKS_PER_IDENTITY = 10
 _log = structlog.get_logger(__name__)
 
 
-class Pair(Struct, frozen=True):
+class Pair(NamedTuple):
     """The workers of one disaggregated request: same model, same engine kind."""
 
     context: Worker
     generation: Worker
-
-
-class Probing(Struct, frozen=True, kw_only=True):
-    """How workers are checked: every `interval` seconds, each answer within `timeout`; `failures` in a row mean down."""
-
-    interval: float = 1.0
-    timeout: float = 2.0
-    failures: int = 2
 
 
 class Fleet:

@@ -7,12 +7,12 @@ from enum import Enum
 from math import isfinite
 from typing import Self
 
-from msgspec import Raw, Struct
-
-from gateway.links.base import BadReply, ConnectFailed, Deadlines, LinkError, Reply, ReplyStream, Take, WorkerSilent
+from gateway.links.base import BadReply, ConnectFailed, LinkError, Reply, ReplyStream, Take, WorkerSilent
 from gateway.links.errors import lift_error
 from gateway.member import LegName, Outcome, Worker
-from schemas.codec import MALFORMED, SSE_TYPE, json_decoder
+from gateway.order import Order
+from gateway.whole_reply import whole_reply
+from schemas.codec import MALFORMED, SSE_TYPE
 from schemas.openai.errors import ErrorKind, ServingError, kind_of_status
 from schemas.openai.stream import error_record
 
@@ -47,23 +47,6 @@ class LegFailed(Exception):
         self.error = error
         self.retry = retry
         self.outcome = outcome
-
-
-class _WholeReply(Struct):
-    """The least a successful whole reply must be."""
-
-    choices: list[Raw]
-
-
-_whole_reply = json_decoder(_WholeReply)
-
-
-class Order(Struct, frozen=True, kw_only=True):
-    """What is sent: the same for every worker a leg may go to."""
-
-    operation: str
-    headers: dict[str, str]
-    deadlines: Deadlines
 
 
 class Leg:
@@ -111,7 +94,7 @@ class Leg:
         """The worker's whole reply as JSON for the client, checked to be one. Raises LegFailed."""
         reply = await self.whole(order, frame)
         try:
-            _whole_reply.decode(reply.body)
+            whole_reply.decode(reply.body)
         except MALFORMED as error:
             raise self.lost(BadReply("The reply is not a completion.")) from error
         return reply.body

@@ -17,19 +17,22 @@ from time import monotonic
 from typing import Any
 
 import structlog
-from msgspec import UNSET, Struct
+from msgspec import UNSET
 
+from gateway.call import Answer, Call
 from gateway.cluster import cluster_info
 from gateway.context_reply import ContextReply
 from gateway.discovery.base import Discovery
 from gateway.fleet import Fleet, Pair
 from gateway.frames import Frames, spliced
 from gateway.ids import DisaggregatedIds
-from gateway.legs import Leg, LegFailed, LegStream, Order, Retry
-from gateway.links.base import BadReply, Deadlines
+from gateway.legs import Leg, LegFailed, LegStream, Retry
+from gateway.links.base import BadReply
 from gateway.member import LegName, Outcome, Worker
+from gateway.order import Order
 from gateway.replay import WholeStream, replay
 from gateway.retry_budget import RetryBudget
+from gateway.serving import Serving
 from gateway.state_release import StateRelease
 from schemas import disagg
 from schemas.cluster import ClusterInfo
@@ -38,8 +41,6 @@ from schemas.codec import (
     DISAGG_AUTH_HEADER,
     MSGPACK_TYPE,
     REQUEST_ID_HEADER,
-    AnyChatView,
-    AnyCompletionView,
     encode_json,
 )
 from schemas.openai.models import Model
@@ -48,47 +49,6 @@ _GENERATION_ONLY = spliced(disagg.GENERATION_ONLY)
 _CONTEXT_FIRST = spliced(disagg.CONTEXT_FIRST)
 
 _log = structlog.get_logger(__name__)
-
-
-class Call(Struct, kw_only=True):
-    """One client request, read and checked. `deadline` is on the event loop's clock, in seconds.
-
-    `conversation_id` is the conversation it belongs to, if the client says so: for routers, and for workers that want it.
-    """
-
-    operation: str
-    view: AnyChatView | AnyCompletionView
-    request_id: str
-    stream: bool
-    deadline: float
-    conversation_id: str | None = None
-
-
-class Answer(Struct, kw_only=True):
-    """A whole answer: JSON."""
-
-    body: bytes
-
-
-class Serving(Struct, frozen=True, kw_only=True):
-    """How requests are served.
-
-    `retries` is how many more attempts a request has after its first, `retry_fraction` how many all have together, as a fraction
-    of the requests (see `RetryBudget`). A prompt of at most `max_local_prefill_length` tokens
-    (estimated at 4 bytes each) skips the context leg; 0 never does. `auth_key` signs hand-offs; None leaves them unsigned.
-    `node_id` (0 to 255; None takes one from the process's id) and `process` (this one's number among its siblings) are parts of
-    every id minted here. With `strip_message_history` the generation leg of a chat has its last message only.
-    """
-
-    schedule_style: int = disagg.CONTEXT_FIRST
-    max_local_prefill_length: int = 0
-    retries: int = 1
-    retry_fraction: float = 0.2
-    auth_key: str | None = None
-    node_id: int | None = None
-    process: int = 0
-    strip_message_history: bool = False
-    deadlines: Deadlines = Deadlines()
 
 
 class Orchestrator:

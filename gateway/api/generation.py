@@ -10,10 +10,10 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api.parts import Parts
 from gateway.body import body_at_hand, decoded, read_body, refuse_by_headers, too_slow
+from gateway.call import Answer, Call
 from gateway.conversation import settle_conversation
 from gateway.exchange import Exchange, TimeLimit
 from gateway.lifecycle import shutting_down
-from gateway.orchestrator import Answer, Call
 from gateway.relay import EventStream
 from schemas.codec import AnyChatView, AnyCompletionView
 from schemas.openai.errors import ErrorKind, ServingError, invalid

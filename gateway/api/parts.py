@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from gateway.admission import Admission
+from gateway.call import Answer, Call
 from gateway.config import GatewayConfig
 from gateway.lifecycle import Lifecycle
 from gateway.metrics import Metrics
-from gateway.orchestrator import Answer, Call
 from gateway.relay import EventStream
 from schemas.cluster import ClusterInfo
 from schemas.openai.models import Model

@@ -6,10 +6,11 @@ from typing import Any
 
 from gateway.admission import Admission
 from gateway.api.parts import Parts
-from gateway.app import Door, create_app
+from gateway.app import create_app
 from gateway.auth import ApiKeys
 from gateway.cli import limits_of, orchestrator_of
 from gateway.config import GatewayConfig
+from gateway.door import Door
 from gateway.lifecycle import Lifecycle
 from gateway.metrics import GatewayCollector, Metrics, Scrape
 from gateway.protocol import GatewayProtocol

@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 
-from gateway.fleet import Fleet, Probing
+from gateway.fleet import Fleet
 from gateway.links.base import Deadlines, LinkError, Reply, ReplyStream, Take
 from gateway.member import Role, Worker
+from gateway.probing import Probing
 from gateway.routing import POLICIES
 from schemas.dialect import PACKRELAY, STOCK
 from schemas.openai.models import Model

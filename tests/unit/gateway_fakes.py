@@ -11,14 +11,15 @@ from starlette.types import Message
 
 from gateway.admission import Admission
 from gateway.api.parts import Parts
-from gateway.app import Door, create_app
+from gateway.app import create_app
 from gateway.auth import ApiKeys
+from gateway.call import Answer, Call
 from gateway.cli import limits_of
 from gateway.config import GatewayConfig
+from gateway.door import Door
 from gateway.lifecycle import Lifecycle
 from gateway.links.base import Take
 from gateway.metrics import GatewayCollector, Scrape
-from gateway.orchestrator import Answer, Call
 from schemas.cluster import ClusterInfo, ServerLists
 from schemas.openai.errors import ServingError
 from schemas.openai.models import Model

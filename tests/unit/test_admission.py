@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.admission import Admission, Limits, Permit, Refusal
+from gateway.admission import Admission, Permit, Refusal
+from gateway.limits import Limits
 from schemas.openai.errors import ServingError
 from tests.unit.gateway_fakes import turns
 

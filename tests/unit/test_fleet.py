@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 
-from gateway.fleet import Fleet, Pair, Probing
+from gateway.fleet import Fleet, Pair
 from gateway.links.base import ConnectFailed, Deadlines, Reply
 from gateway.member import LegName, Outcome, Role
+from gateway.probing import Probing
 from schemas.codec import encode_json
 from schemas.dialect import PACKRELAY, STOCK, STOCK_2026_06, STOCK_2026_07, Dialect
 from schemas.openai.models import Model, ModelList

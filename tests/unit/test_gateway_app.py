@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.api.errors import UNSERVED
-from gateway.orchestrator import Answer
+from gateway.call import Answer
 from schemas.openai.errors import ErrorKind, ServingError
 from schemas.openai.stream import error_record
 from tests.unit.gateway_fakes import CHAT, COMPLETIONS, DONE, EVENT, FakeStream, chat, rig, turns

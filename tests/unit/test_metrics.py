@@ -9,8 +9,9 @@ import pytest
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.admission import Admission, Limits
+from gateway.admission import Admission
 from gateway.api.errors import headers_of
+from gateway.limits import Limits
 from gateway.log import AccessLine, AccessLog, configure
 from gateway.member import LegName, Outcome, Role
 from gateway.metrics import GatewayCollector, Histogram, Metrics, Scrape

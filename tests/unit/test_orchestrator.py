@@ -8,10 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.call import Answer, Call
 from gateway.fleet import Fleet
 from gateway.links.base import ConnectFailed, Deadlines, LinkError, Reply, WorkerLost, WorkerSilent
 from gateway.member import LegName, Outcome, Role, Worker
-from gateway.orchestrator import Answer, Call, Orchestrator, Serving
+from gateway.orchestrator import Orchestrator
+from gateway.serving import Serving
 from schemas import disagg
 from schemas.codec import read_chat_view, read_completion_view
 from schemas.openai.errors import ErrorKind, ServingError
