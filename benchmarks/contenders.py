@@ -19,6 +19,8 @@ from benchmarks.bodies import MODEL
 
 ROOT: Final = Path(__file__).parents[1]
 SMG: Final = ROOT / ".venv" / "smg" / "bin" / "smg"
+COMPILED: Final = ROOT / ".venv" / "compiled" / "bin" / "python"
+"""The interpreter of the environment that has packrelay as `make wheel` builds it."""
 
 Command = Callable[[int, Sequence[int], Sequence[int], Path], list[str]]
 """The command line of a contender: its port, the ports of workers, those of context workers, and a folder for what it needs."""
@@ -39,7 +41,16 @@ def _url(port: int) -> str:
 
 
 def _packrelay(port: int, workers: Sequence[int], contexts: Sequence[int], _folder: Path) -> list[str]:
-    command = [sys.executable, "-m", "gateway.entry", "--port", str(port), "--router", "round_robin"]
+    python = str(COMPILED) if COMPILED.exists() else sys.executable
+    return [python, *_gateway(port, workers, contexts)]
+
+
+def _packrelay_interpreted(port: int, workers: Sequence[int], contexts: Sequence[int], _folder: Path) -> list[str]:
+    return [sys.executable, *_gateway(port, workers, contexts)]
+
+
+def _gateway(port: int, workers: Sequence[int], contexts: Sequence[int]) -> list[str]:
+    command = ["-P", "-m", "gateway.entry", "--port", str(port), "--router", "round_robin"]
     role = "--generation-worker" if contexts else "--worker"
     for worker in workers:
         command += [role, _url(worker)]
@@ -127,6 +138,10 @@ def _baseline(form: str) -> Command:
     return command
 
 
+def _own_version() -> str:
+    return f"{version('packrelay')}, {'compiled' if COMPILED.exists() else 'interpreted'}"
+
+
 def _nginx_version() -> str:
     told = subprocess.run([shutil.which("nginx") or "nginx", "-v"], capture_output=True, text=True, check=False)
     return told.stderr.strip().rpartition("/")[2]
@@ -143,6 +158,8 @@ def _relay_versions() -> str:
 
 
 PACKRELAY: Final = "packrelay"
+"""Compiled, where a C compiler is at hand: `make bench` sees to that."""
+PACKRELAY_INTERPRETED: Final = "packrelay, interpreted"
 PACKRELAY_QUIET: Final = "packrelay, no access log"
 PACKRELAY_TWICE: Final = "packrelay x2"
 PACKRELAY_FOUR_TIMES: Final = "packrelay x4"
@@ -163,7 +180,13 @@ DIRECT: Final = "direct"
 CONTENDERS: Final = {
     contender.name: contender
     for contender in (
-        Contender(name=PACKRELAY, command=_packrelay, found=lambda: True, version=lambda: version("packrelay")),
+        Contender(name=PACKRELAY, command=_packrelay, found=lambda: True, version=_own_version),
+        Contender(
+            name=PACKRELAY_INTERPRETED,
+            command=_packrelay_interpreted,
+            found=lambda: True,
+            version=lambda: version("packrelay"),
+        ),
         *(
             Contender(
                 name=name,

@@ -11,6 +11,7 @@ from benchmarks.contenders import (
     PACKRELAY,
     PACKRELAY_AT_ONCE,
     PACKRELAY_GRPC,
+    PACKRELAY_INTERPRETED,
     PACKRELAY_WORKER,
     PYDANTIC_JSON,
     PYDANTIC_MSGPACK,
@@ -22,7 +23,16 @@ from benchmarks.setting import Failed, measure
 Tell = Callable[[str], None]
 
 _QUICK: Final = frozenset(
-    (PACKRELAY, PACKRELAY_AT_ONCE, PACKRELAY_GRPC, PACKRELAY_WORKER, PYDANTIC_JSON, PYDANTIC_MSGPACK, DIRECT)
+    (
+        PACKRELAY,
+        PACKRELAY_INTERPRETED,
+        PACKRELAY_AT_ONCE,
+        PACKRELAY_GRPC,
+        PACKRELAY_WORKER,
+        PYDANTIC_JSON,
+        PYDANTIC_MSGPACK,
+        DIRECT,
+    )
 )
 """Contenders that start at once."""
 

@@ -4,6 +4,7 @@ from benchmarks.contenders import (
     DIRECT,
     NGINX,
     PACKRELAY,
+    PACKRELAY_INTERPRETED,
     PACKRELAY_QUIET,
     PYDANTIC_JSON,
     PYDANTIC_MSGPACK,
@@ -23,6 +24,7 @@ QUESTION = Question(
     title="small chat",
     settings={
         PACKRELAY: Setting(contender=PACKRELAY, workers=_OURS, load=_LOAD),
+        PACKRELAY_INTERPRETED: Setting(contender=PACKRELAY_INTERPRETED, workers=_OURS, load=_LOAD),
         NGINX: Setting(contender=NGINX, workers=_STOCK, load=_LOAD),
         SMG_NAME: Setting(contender=SMG_NAME, workers=_STOCK, load=_LOAD),
         PACKRELAY_QUIET: Setting(contender=PACKRELAY_QUIET, workers=_OURS, load=_LOAD),

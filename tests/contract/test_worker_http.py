@@ -417,7 +417,7 @@ class Process:
         self._flags = ("--engine", "scripted", "--model", "fake", "--port", "0", *flags)
 
     async def __aenter__(self) -> Self:
-        command = [sys.executable, "-m", "worker.entry", *self._flags]
+        command = [sys.executable, "-P", "-m", "worker.entry", *self._flags]
         self._process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
         try:
             async with asyncio.timeout(START_SECONDS):

@@ -1,5 +1,6 @@
 """What is shipped: one wheel with three packages, and a README that fits."""
 
+import ast
 import subprocess
 import sys
 import tomllib
@@ -53,3 +54,31 @@ def test_readme_fits() -> None:
 
     assert len(lines) <= 150
     assert any("make serve" in line for line in lines[:25])
+
+
+def name_of(path: Path) -> str:
+    """A path as a test's name shows it."""
+    return str(path.relative_to(ROOT))
+
+
+def compiled() -> dict[str, list[Path]]:
+    """The modules that `make wheel` compiles, by the pattern that names them."""
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    patterns = build["targets"]["wheel"]["hooks"]["mypyc"]["include"]
+    return {pattern: sorted(ROOT.glob(pattern.removeprefix("/"))) for pattern in patterns}
+
+
+@pytest.mark.parametrize("path", [path for paths in compiled().values() for path in paths], ids=name_of)
+def test_compiled_modules_keep_out_what_the_compiler_gets_wrong(path: Path) -> None:
+    """No type of msgspec is made in one: its options would be overlooked, and a Raw be taken for bytes."""
+    tree = ast.parse(path.read_text())
+    bases = {ast.unparse(base) for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for base in node.bases}
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
+
+    assert not {base for base in bases if base.endswith("Struct")}
+    assert "Raw" not in names
+
+
+def test_every_compiled_module_is_there() -> None:
+    """None was renamed and forgotten."""
+    assert [pattern for pattern, paths in compiled().items() if not paths] == []

@@ -96,7 +96,7 @@ async def test_a_connection_too_many_is_told_so() -> None:
 @contextmanager
 def small_worker() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """A worker process that may have so few descriptors, and its port."""
-    command = [sys.executable, "-m", "worker.entry", "--engine", "scripted", "--port", "0"]
+    command = [sys.executable, "-P", "-m", "worker.entry", "--engine", "scripted", "--port", "0"]
     few = f"import os, resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, ({DESCRIPTORS}, {DESCRIPTORS})); "
     with subprocess.Popen(
         [sys.executable, "-c", few + "os.execv(sys.argv[1], sys.argv[1:])", *command], stderr=subprocess.PIPE

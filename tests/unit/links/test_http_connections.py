@@ -212,6 +212,7 @@ class TestKeepAliveRace:
             await ask(link)
         assert server.connections == 1
 
+    @pytest.mark.interpreted
     async def test_late_death_is_not_retried(
         self, serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
     ) -> None:

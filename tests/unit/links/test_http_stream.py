@@ -127,6 +127,7 @@ class TestStream:
             stream.close()
         assert server.connections == 1
 
+    @pytest.mark.interpreted
     @pytest.mark.parametrize(("name", "value"), [("DRAIN_SECONDS", 0.05), ("DRAIN_BYTES", 10)])
     async def test_endless_trailer_is_cut_off(
         self, serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch, name: str, value: float, drain: Drain
