@@ -52,6 +52,7 @@ _reading: dict[tuple[bool, bool], Any] = {
 }
 
 NULL = Raw(b"\xc0")
+_IDS = ("ctx_request_id", "disagg_request_id")
 
 
 class ContextReply:
@@ -101,9 +102,11 @@ class ContextReply:
 
     def _check(self) -> None:
         """A pending reply must carry ids, or nobody could find its state (trtllm-wire.md 1.4, step 6)."""
-        names = ("ctx_request_id", "disagg_request_id")
-        if not self.finished and any(_present(self.params.get(name, UNSET)) is UNSET for name in names):
-            raise BadReply("The context worker's reply carries no hand-off.")
+        if self.finished:
+            return
+        for name in _IDS:
+            if _present(self.params.get(name, UNSET)) is UNSET:
+                raise BadReply("The context worker's reply carries no hand-off.")
 
 
 def _present(part: Raw | UnsetType) -> Raw | UnsetType:

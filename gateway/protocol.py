@@ -10,7 +10,7 @@ import math
 import sys
 from collections import deque
 from secrets import token_hex
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
 from starlette.types import Scope
@@ -19,6 +19,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from gateway.cycle import CYCLE, Cycle
 from gateway.heads import RepeatedHead
 from gateway.outbox import Outgoing, outbox_of
+from gateway.room import ENDLESS, Room
 from schemas.codec import encode_json
 from schemas.openai.errors import ErrorKind, ServingError
 
@@ -47,18 +48,16 @@ class _Asked(NamedTuple):
 
 
 class GatewayProtocol(HttpToolsProtocol):
-    """One client connection. `head_timeout` is in seconds, for one head to arrive.
+    """One client connection. `head_timeout` is in seconds, for one head to arrive; the other arguments are uvicorn's own.
 
-    Connections above `max_connections` get one answer and are closed; the scope says so (`CROWDED`), and whoever answers refuses
-    what would take another descriptor. Those above `most_connections` are told so without being read.
+    Connections for which there is no `room` get one answer and are closed; the scope says so (`CROWDED`), and whoever answers
+    refuses what would take another descriptor. Those above what may be refused so are told without being read.
     """
 
-    head_timeout: ClassVar[float] = 15.0
-    max_connections: ClassVar[int] = 1 << 30
-    most_connections: ClassVar[int] = 1 << 30
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:  # uvicorn's own signature, passed through
+    def __init__(self, *arguments: Any, room: Room = ENDLESS, head_timeout: float = 15.0, **named: Any) -> None:
         super().__init__(*arguments, **named)
+        self._room = room
+        self._head_timeout = head_timeout
         self._head_bytes = 0
         self._begun = False  # A head that is not complete.
         self._crowded = False
@@ -87,13 +86,13 @@ class GatewayProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in the base class
         super().connection_made(transport)
         self.outgoing = Outgoing(transport, outbox_of(self.loop))
-        self._crowded = len(self.connections) > self.max_connections
-        if len(self.connections) > self.most_connections:
+        self._crowded = len(self.connections) > self._room.served
+        if len(self.connections) > self._room.served + self._room.refused:
             self._refusal = no_connections()
             self._write_refusal(self._refusal)
             self.outgoing.close()
             return
-        self._head_timer = self.loop.call_later(self.head_timeout, self._head_too_slow)
+        self._head_timer = self.loop.call_later(self._head_timeout, self._head_too_slow)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
@@ -343,7 +342,7 @@ class GatewayProtocol(HttpToolsProtocol):
             self._refusal = _head_too_large()
             self.send_400_response("")
         if self._head_timer is None and self._refusal is None:
-            self._head_timer = self.loop.call_later(self.head_timeout, self._head_too_slow)
+            self._head_timer = self.loop.call_later(self._head_timeout, self._head_too_slow)
 
     def _parsed_bytes(self) -> int:
         """The size of the headers and the target."""
@@ -358,7 +357,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._head_timer = None
         if self._running is not None and not self._running.response_complete:
             # What waits behind a running answer is not late yet; the answer must not be cut short for it.
-            self._head_timer = self.loop.call_later(self.head_timeout, self._head_too_slow)
+            self._head_timer = self.loop.call_later(self._head_timeout, self._head_too_slow)
             return
         if not self.transport.is_closing() and self._begun:
             self._refusal = ServingError(ErrorKind.TIMED_OUT_READING, "The head of the request did not arrive in time.")

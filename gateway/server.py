@@ -10,20 +10,19 @@ import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import structlog
 import uvicorn
-from msgspec import Struct
 from starlette.types import ASGIApp
 
 from gateway.config import GatewayConfig
 from gateway.lifecycle import Lifecycle
 from gateway.protocol import GatewayProtocol
+from gateway.room import room_in
 
 BACKLOG: Final = 2048
-OWN_DESCRIPTORS: Final = 48
-"""File descriptors that are not connections for requests: the listener, the loop, logs, health checks."""
 GARBAGE_THRESHOLD: Final = 20_000
 """New containers, less those freed, until the collector looks at the youngest."""
 KEPT_BYTES: Final = 128 << 20
@@ -121,24 +120,6 @@ def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
         raise ListenFailed(f"--host {host} --port {port}: cannot listen there: {error.strerror or error}.") from error
 
 
-class Room(Struct, frozen=True):
-    """How many client connections there may be: those that are `served`, and those beside them that are told that they are not."""
-
-    served: int
-    refused: int
-
-
-def room_in(descriptors: int) -> Room:
-    """What so many file descriptors have room for: a served connection may need two more, one for each leg's worker.
-
-    The listener's queue is as long as there may be refused connections: the event loop takes all that wait there at once, and what
-    it has no descriptor for could only be dropped without a word.
-    """
-    left = max(descriptors - OWN_DESCRIPTORS, 8)
-    refused = left // 5
-    return Room(served=(left - 2 * refused) // 3, refused=refused)
-
-
 def tls_of(config: GatewayConfig) -> ssl.SSLContext | None:
     """What HTTPS is served with, None for plain HTTP. Raises ListenFailed for files that cannot be used."""
     if config.tls_cert is None:
@@ -160,12 +141,8 @@ def tls_of(config: GatewayConfig) -> ssl.SSLContext | None:
 def settings_of(app: ASGIApp, config: GatewayConfig) -> uvicorn.Config:
     """The gateway's settings as uvicorn has them."""
     room = room_in(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    settings = {
-        "head_timeout": config.head_timeout,
-        "max_connections": room.served,
-        "most_connections": room.served + room.refused,
-    }
-    protocol = type("ConfiguredProtocol", (GatewayProtocol,), settings)
+    # uvicorn calls it, as it would call the class.
+    protocol: Any = partial(GatewayProtocol, room=room, head_timeout=config.head_timeout)
     return uvicorn.Config(
         app,
         loop="uvloop",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.server import room_in
+from gateway.room import room_in
 from tests.chaos.processes import Process, running
 from tests.chaos.raw_client import Got, chat, post, request_of
 

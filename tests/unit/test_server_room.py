@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.server import OWN_DESCRIPTORS, room_in
+from gateway.room import OWN_DESCRIPTORS, room_in
 
 
 @pytest.mark.parametrize("descriptors", [128, 256, 1024, 1 << 20])
