@@ -223,7 +223,7 @@ class Fleet:
 
     def _set_up(self, worker: Worker, up: bool) -> None:
         if up is not worker.up:
-            dialect = worker.dialect.name if up else None
-            _log.info("worker.up" if up else "worker.down", worker=worker.index, role=worker.role, dialect=dialect)
+            said = {"worker": worker.index, "url": worker.link.url, "role": worker.role}
+            _log.info("worker.up" if up else "worker.down", **said, dialect=worker.dialect.name if up else None)
             worker.ask_again()
         worker.up = up

@@ -114,7 +114,7 @@ class Worker:
     def unreachable(self) -> None:
         """A connection was refused: it gets no work until its next health check, which need not fail a second time."""
         if self.up:
-            _log.info("worker.unreachable", worker=self.index, role=self.role)
+            _log.info("worker.unreachable", worker=self.index, url=self.link.url, role=self.role)
         self.up = False
 
     def begin(self) -> None:

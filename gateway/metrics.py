@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gateway.breaker import Breaker, BreakerState
 from gateway.siblings import Siblings, added
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -72,6 +73,9 @@ class WorkerState(Protocol):
 
     @property
     def up(self) -> bool: ...
+
+    @property
+    def breaker(self) -> Breaker: ...
 
     @property
     def active(self) -> int: ...
@@ -193,6 +197,9 @@ class GatewayCollector(Collector):
     def _fleet(self) -> Iterable[Metric]:
         of_worker = ["worker", "role"]
         up = GaugeMetricFamily(f"{PREFIX}_worker_up", "Whether the last health check passed.", labels=of_worker)
+        open_ = GaugeMetricFamily(
+            f"{PREFIX}_worker_breaker_open", "Whether it failed so often that it gets trials only.", labels=of_worker
+        )
         active = GaugeMetricFamily(f"{PREFIX}_worker_legs_in_flight", "Legs in flight.", labels=of_worker)
         of_leg = ["worker", "leg", "outcome"]
         legs = CounterMetricFamily(f"{PREFIX}_worker_legs", "Legs ended, by leg and outcome.", labels=of_leg)
@@ -202,12 +209,13 @@ class GatewayCollector(Collector):
         for worker in self._workers():
             values = [str(worker.index), str(worker.role)]
             up.add_metric(values, float(worker.up))
+            open_.add_metric(values, float(worker.breaker.state is not BreakerState.CLOSED))
             active.add_metric(values, worker.active)
             if isinstance(worker.link, ReadsEvents):
                 skipped.add_metric(values, worker.link.skipped_events)
             for (leg, outcome), count in worker.legs.items():
                 legs.add_metric([str(worker.index), str(leg), str(outcome)], count)
-        return [up, active, legs, skipped]
+        return [up, open_, active, legs, skipped]
 
 
 def _tasks() -> int:

@@ -187,7 +187,9 @@ async def _announce(plan: LaunchPlan) -> None:
     gateway = plan.gateway
     url = url_of(gateway.host, gateway.port)
     # A gateway with API keys does not tell us; then its workers do.
-    model = await first_model((program.host, program.port) for program in (gateway, *plan.workers))
+    model = await first_model([(gateway.host, gateway.port)])
+    key = "" if model else " -H 'Authorization: Bearer <one of your keys>'"
+    model = model or await first_model((program.host, program.port) for program in plan.workers)
     question = {
         "model": model,
         "messages": [{"role": "user", "content": "Say hello."}],
@@ -196,7 +198,7 @@ async def _announce(plan: LaunchPlan) -> None:
     }
     body = shlex.quote(json.dumps(question))
     _say(f"packrelay is ready on {url}\n")
-    _say(f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d {body}\n")
+    _say(f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {body}\n")
     _say("Ctrl-C stops it.")
 
 

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.admission import Admission
 from gateway.api.errors import headers_of
+from gateway.breaker import Breaker
 from gateway.limits import Limits
 from gateway.log import AccessLine, AccessLog, configure
 from gateway.member import LegName, Outcome, Role
@@ -34,6 +35,7 @@ class FleetMember:
     role: str = Role.BOTH
     link: object = None
     up: bool = True
+    breaker: Breaker = field(default_factory=lambda: Breaker(lambda: 0.0))
     active: int = 2
     legs: Counter[Any] = field(default_factory=lambda: Counter({(LegName.AGGREGATED, Outcome.SUCCESS): 5}))
 
@@ -123,6 +125,17 @@ def test_workers_and_their_legs_are_shown() -> None:
     assert found["worker_up both 0"] == 1
     assert found["worker_legs_in_flight both 0"] == 2
     assert found["worker_legs_total aggregated success 0"] == 5
+
+
+def test_an_open_breaker_is_shown() -> None:
+    """A worker that failed so often that it gets no more work is told from one that does."""
+    failing = FleetMember(1)
+    for _ in range(3):
+        failing.breaker.failure()
+
+    found = samples(page_of(FleetMember(0), failing))
+
+    assert (found["worker_breaker_open both 0"], found["worker_breaker_open both 1"]) == (0, 1)
 
 
 def test_attempts_are_shown_made_and_refused() -> None:

@@ -133,11 +133,12 @@ class TestLaunch:
         assert json.loads(printed.splitlines()[-1])["model"] == "stand-in's"
 
     def test_gateway_with_keys_counts_as_ready(self, fleet_of: FleetOf) -> None:
-        """A gateway that wants a key for its models is ready; the model's name comes from a worker."""
+        """A gateway that wants a key for its models is ready; the command to paste then asks for one."""
         fleet = fleet_of(STAND_IN_GATEWAY="locked")
         fleet.until_said("curl")
 
         assert "stand-in" in fleet.said
+        assert "'Authorization: Bearer <one of your keys>'" in fleet.said
 
     def test_children_share_one_secret(self, fleet_of: FleetOf) -> None:
         """Each run makes a key of its own and hands it to every child."""
