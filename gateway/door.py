@@ -5,6 +5,7 @@ client ──► Door ──one look-up on the path──► ChatCompletions, Co
 """
 
 import re
+from datetime import UTC, datetime
 from time import monotonic
 from typing import Final
 
@@ -24,7 +25,7 @@ from gateway.cycle import CYCLE, Cycle
 from gateway.exchange import CLIENT_CLOSED_REQUEST, ClientGone, Exchange
 from gateway.ids import RequestIds
 from gateway.lifecycle import shutting_down
-from gateway.log import AccessLine, AccessLog, timestamp
+from gateway.log import AccessLine, AccessLog
 from gateway.protocol import CROWDED, no_connections
 from gateway.relay import Reply
 from schemas.openai.errors import ErrorKind, ServingError
@@ -144,7 +145,7 @@ class Door:
         if self._access_log is not None:
             first_byte = None if reply.first_byte is None else _microseconds(reply.first_byte - exchange.started)
             line = AccessLine(
-                timestamp=timestamp(),
+                timestamp=datetime.now(UTC),
                 request_id=exchange.request_id,
                 client_request_id=exchange.client_request_id,
                 endpoint=exchange.endpoint,

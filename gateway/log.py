@@ -9,9 +9,7 @@ import io
 import logging
 import sys
 from contextlib import suppress
-from datetime import UTC, datetime
-from functools import lru_cache
-from time import time
+from datetime import datetime
 from typing import IO, Any, Final, TextIO, cast
 
 import msgspec
@@ -74,7 +72,7 @@ class AccessLine(msgspec.Struct, kw_only=True):
 
     event: str = "request"
     level: str = "info"
-    timestamp: str
+    timestamp: datetime
     request_id: str
     client_request_id: str | None
     endpoint: str
@@ -85,18 +83,6 @@ class AccessLine(msgspec.Struct, kw_only=True):
     stream: bool
     seconds: float
     first_byte: float | None
-
-
-@lru_cache(maxsize=1)
-def _to_the_second(seconds: int) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat().removesuffix("+00:00")
-
-
-def timestamp() -> str:
-    """The time now, as ISO 8601 with microseconds, UTC."""
-    now = time()
-    seconds = int(now)
-    return f"{_to_the_second(seconds)}.{int((now - seconds) * 1e6):06d}+00:00"
 
 
 class AccessLog:

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -180,7 +181,7 @@ def test_a_log_line_holds_nothing_unescaped(capsys: pytest.CaptureFixture[str]) 
 async def test_an_access_line_is_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
     """An access line has the keys of every other log line, and the request's facts."""
     line = AccessLine(
-        timestamp="2026-01-01T00:00:00+00:00",
+        timestamp=datetime(2026, 1, 1, microsecond=5, tzinfo=UTC),
         request_id="a" * 32,
         client_request_id=None,
         endpoint="chat",
