@@ -6,14 +6,12 @@ is one encoding pass, whatever the size of the prompt.
 
 from typing import Any
 
-import msgspec
-from msgspec import Raw, structs
+from msgspec import structs
 
+from gateway.splices import last_of
 from schemas.codec import AnyChatView, AnyCompletionView, deferred_form, encode_frame, plain_form
 from schemas.dialect import Dialect, unify
 from schemas.openai.chat import CHAT_VIEWS
-
-_listed = msgspec.json.Decoder(list[Raw])
 
 
 class Frames:
@@ -49,9 +47,9 @@ class Frames:
 
     def last_message(self, dialect: Dialect) -> Any:
         """A chat's messages with all but the last left out, in the form this dialect has; for a leg that has the prompt as ids."""
-        messages = self._as_sent[0] if self._as_sent else Raw(b"[]")
-        last = b"[%b]" % b"".join(bytes(message) for message in _listed.decode(messages)[-1:])
-        return last if dialect.deferred else spliced(msgspec.json.decode(last))
+        if self._as_sent is None:
+            raise RuntimeError("Only a chat has messages.")
+        return last_of(self._as_sent[0], deferred=dialect.deferred)
 
     def _use_form(self, *, deferred: bool) -> None:
         if self._as_sent is None:
@@ -64,8 +62,3 @@ class Frames:
             self._parts[deferred] = (self._view.messages, self._view.tools)
         self._view.messages, self._view.tools = self._parts[deferred]
         self._form = deferred
-
-
-def spliced(value: Any) -> Raw:
-    """A small value as msgpack that is copied into a frame as it is."""
-    return Raw(msgspec.msgpack.encode(value))

@@ -24,7 +24,7 @@ from gateway.cluster import cluster_info
 from gateway.context_reply import ContextReply
 from gateway.discovery.base import Discovery
 from gateway.fleet import Fleet, Pair
-from gateway.frames import Frames, spliced
+from gateway.frames import Frames
 from gateway.ids import DisaggregatedIds
 from gateway.legs import Leg, LegFailed, LegStream, Retry
 from gateway.links.base import BadReply
@@ -33,6 +33,7 @@ from gateway.order import Order
 from gateway.replay import WholeStream, replay
 from gateway.retry_budget import RetryBudget
 from gateway.serving import Serving
+from gateway.splices import spliced
 from gateway.state_release import StateRelease
 from schemas import disagg
 from schemas.cluster import ClusterInfo

@@ -1,0 +1,19 @@
+"""Values as bytes that are copied into a frame as they are."""
+
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+_listed = msgspec.json.Decoder(list[Raw])
+
+
+def spliced(value: Any) -> Raw:
+    """A small value as msgpack."""
+    return Raw(msgspec.msgpack.encode(value))
+
+
+def last_of(items: Any, *, deferred: bool) -> Any:
+    """A list in the client's JSON with all but its last item left out, in the form that deferred or plain frames have for it."""
+    last = b"[%b]" % b"".join(bytes(item) for item in _listed.decode(items)[-1:])
+    return last if deferred else spliced(msgspec.json.decode(last))
