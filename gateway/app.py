@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute
 from gateway.api import chat, cluster, completions, document, health, metrics, models, version
 from gateway.api.errors import on_bug, on_http_exception, on_serving_error
 from gateway.api.parts import Parts
-from gateway.metrics import Scrape
+from gateway.scrape import Scrape
 from schemas.openai.errors import ServingError
 
 CLOSE_TIMEOUT_SECONDS: Final = 5.0

@@ -28,10 +28,11 @@ from gateway.limits import Limits
 from gateway.links.base import Deadlines
 from gateway.links.choice import LinkRefused, link_of
 from gateway.member import Role
-from gateway.metrics import GatewayCollector, Metrics, Scrape
+from gateway.metrics import Metrics
 from gateway.orchestrator import Orchestrator
 from gateway.probing import Probing
 from gateway.routing import POLICIES, Policy
+from gateway.scrape import GatewayCollector, Scrape
 from gateway.server import ListenFailed, listen_together, serve
 from gateway.serving import Serving
 from gateway.siblings import Siblings

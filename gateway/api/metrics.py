@@ -4,7 +4,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.metrics import CONTENT_TYPE, Scrape
+from gateway.scrape import CONTENT_TYPE, Scrape
 from schemas.openai.errors import ErrorKind, ServingError
 
 

@@ -12,8 +12,9 @@ from gateway.cli import limits_of, orchestrator_of
 from gateway.config import GatewayConfig
 from gateway.door import Door
 from gateway.lifecycle import Lifecycle
-from gateway.metrics import GatewayCollector, Metrics, Scrape
+from gateway.metrics import Metrics
 from gateway.protocol import GatewayProtocol
+from gateway.scrape import GatewayCollector, Scrape
 from tests.listening import Listening
 
 

@@ -19,7 +19,7 @@ from gateway.config import GatewayConfig
 from gateway.door import Door
 from gateway.lifecycle import Lifecycle
 from gateway.links.base import Take
-from gateway.metrics import GatewayCollector, Scrape
+from gateway.scrape import GatewayCollector, Scrape
 from schemas.cluster import ClusterInfo, ServerLists
 from schemas.openai.errors import ServingError
 from schemas.openai.models import Model

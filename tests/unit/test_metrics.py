@@ -16,7 +16,8 @@ from gateway.breaker import Breaker
 from gateway.limits import Limits
 from gateway.log import AccessLine, AccessLog, configure
 from gateway.member import LegName, Outcome, Role
-from gateway.metrics import GatewayCollector, Histogram, Metrics, Scrape
+from gateway.metrics import Histogram, Metrics
+from gateway.scrape import GatewayCollector, Scrape
 from schemas.openai.errors import HTTP_STATUS, ErrorKind, ServingError
 from tests.unit.gateway_fakes import CHAT, DONE, EVENT, FakeStream, chat, rig
 
