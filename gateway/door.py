@@ -1,7 +1,7 @@
 """What every request goes through, whoever serves it in the end.
 
 client ──► Door ──one look-up on the path──► ChatCompletions, Completions      (plain ASGI, no middleware)
-└──everything else─────────► FastAPI ──► models, health, metrics, …
+            └──everything else─────────────► FastAPI ──► models, health, metrics, …
 """
 
 import re

@@ -11,7 +11,7 @@ from gateway.links.base import BadReply, ConnectFailed, LinkError, Reply, ReplyS
 from gateway.links.errors import lift_error
 from gateway.member import LegName, Outcome, Worker
 from gateway.order import Order
-from gateway.whole_reply import whole_reply
+from gateway.whole_reply import check_whole
 from schemas.codec import MALFORMED, SSE_TYPE
 from schemas.openai.errors import ErrorKind, ServingError, kind_of_status
 from schemas.openai.stream import error_record
@@ -94,7 +94,7 @@ class Leg:
         """The worker's whole reply as JSON for the client, checked to be one. Raises LegFailed."""
         reply = await self.whole(order, frame)
         try:
-            whole_reply.decode(reply.body)
+            check_whole(reply.body)
         except MALFORMED as error:
             raise self.lost(BadReply("The reply is not a completion.")) from error
         return reply.body

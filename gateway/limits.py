@@ -1,4 +1,4 @@
-"""How much is let in."""
+"""What admission holds itself to."""
 
 from msgspec import Struct
 

@@ -76,6 +76,13 @@ async def first_model(servers: Iterable[tuple[str, int]]) -> str | None:
     return None
 
 
+async def wants_key(host: str, port: int) -> bool:
+    """Whether `/v1/models` keeps its answer for those with a key."""
+    with suppress(Unanswered):
+        return (await get(host, port, "/v1/models"))[0] in _KEY_NEEDED
+    return False
+
+
 _KEY_NEEDED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 

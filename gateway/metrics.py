@@ -9,55 +9,15 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-FIRST_TOKEN_BUCKETS: Final[Sequence[float]] = (
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    30.0,
-    60.0,
-    120.0,
-)
-TOKEN_GAP_BUCKETS: Final[Sequence[float]] = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.02,
-    0.03,
-    0.05,
-    0.075,
-    0.1,
-    0.15,
-    0.25,
-    0.5,
-    1.0,
-    5.0,
-)
-DURATION_BUCKETS: Final[Sequence[float]] = (
-    0.005,
-    0.025,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    30.0,
-    60.0,
-    120.0,
-    300.0,
-    600.0,
-)
-LAG_BUCKETS: Final[Sequence[float]] = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+# A tuple as such would be taken apart by the compiler, item by item.
+Bounds = Sequence[float]
+
+# fmt: off
+FIRST_TOKEN_BUCKETS: Final[Bounds] = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+TOKEN_GAP_BUCKETS: Final[Bounds] = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 5.0)
+DURATION_BUCKETS: Final[Bounds] = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+LAG_BUCKETS: Final[Bounds] = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+# fmt: on
 
 LAG_INTERVAL_SECONDS: Final = 0.1
 

@@ -1,4 +1,4 @@
-"""How workers are checked."""
+"""The rhythm of health checks."""
 
 from msgspec import Struct
 

@@ -19,7 +19,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from gateway.cycle import CYCLE, Cycle
 from gateway.heads import RepeatedHead
 from gateway.outbox import Outgoing, outbox_of
-from gateway.room import ENDLESS, Room
+from gateway.room import UNLIMITED, Room
 from schemas.codec import encode_json
 from schemas.openai.errors import ErrorKind, ServingError
 
@@ -54,7 +54,7 @@ class GatewayProtocol(HttpToolsProtocol):
     refuses what would take another descriptor. Those above what may be refused so are told without being read.
     """
 
-    def __init__(self, *arguments: Any, room: Room = ENDLESS, head_timeout: float = 15.0, **named: Any) -> None:
+    def __init__(self, *arguments: Any, room: Room = UNLIMITED, head_timeout: float = 15.0, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._room = room
         self._head_timeout = head_timeout
@@ -345,8 +345,8 @@ class GatewayProtocol(HttpToolsProtocol):
             self._head_timer = self.loop.call_later(self._head_timeout, self._head_too_slow)
 
     def _parsed_bytes(self) -> int:
-        """The size of the headers and the target."""
-        return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        """The size of a complete head, without its first line's ends: each header is framed by four bytes."""
+        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
 
     def _refuse(self, error: ServingError) -> None:
         """Stop the parser: what a callback raises comes back to `data_received`, which asks for `send_400_response`."""

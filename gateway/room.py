@@ -15,7 +15,7 @@ class Room(Struct, frozen=True):
     refused: int
 
 
-ENDLESS: Final = Room(served=1 << 30, refused=0)
+UNLIMITED: Final = Room(served=1 << 30, refused=0)
 """Where nobody counts."""
 
 

@@ -27,7 +27,7 @@ class ReadsEvents(Protocol):
 
 
 class WorkerState(Protocol):
-    """A worker as the metrics see it: its place in the fleet, its role, its link, its legs in flight, how those before ended."""
+    """A worker as the metrics see it: its place in the fleet, role, link, breaker, legs in flight, and how those before ended."""
 
     @property
     def index(self) -> int: ...
@@ -53,7 +53,7 @@ class WorkerState(Protocol):
         ...
 
 
-class Door(Protocol):
+class AdmissionState(Protocol):
     """Admission as the metrics see it. `refusals` is by reason, from a closed set of strings."""
 
     @property
@@ -79,7 +79,7 @@ class GatewayCollector(Collector):
     def __init__(
         self,
         metrics: Metrics,
-        door: Door,
+        door: AdmissionState,
         workers: Callable[[], Iterable[WorkerState]],
         retries: Callable[[], int],
         retries_refused: Callable[[], int],

@@ -1,4 +1,4 @@
-"""How requests are served: what the operator decides about all of them."""
+"""What the operator decides about all requests."""
 
 from msgspec import Struct
 

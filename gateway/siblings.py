@@ -11,7 +11,12 @@ from typing import Final
 DEADLINE_SECONDS: Final = 1.0
 """How long another process may take to answer."""
 
-_NOT_SUMS: Final = ("packrelay_gateway_worker_up", "process_start_time_seconds", "process_max_fds")
+_NOT_SUMS: Final = (
+    "packrelay_gateway_worker_up",
+    "packrelay_gateway_worker_breaker_open",
+    "process_start_time_seconds",
+    "process_max_fds",
+)
 """Samples of which the largest stands for all."""
 
 

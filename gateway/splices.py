@@ -14,6 +14,9 @@ def spliced(value: Any) -> Raw:
 
 
 def last_of(items: Any, *, deferred: bool) -> Any:
-    """A list in the client's JSON with all but its last item left out, in the form that deferred or plain frames have for it."""
+    """A list in the client's JSON with all but its last item left out, in the form that deferred or plain frames have for it.
+
+    Any: a Raw comes, and bytes or a Raw go, which compiled callers could not tell apart by their types.
+    """
     last = b"[%b]" % b"".join(bytes(item) for item in _listed.decode(items)[-1:])
     return last if deferred else spliced(msgspec.json.decode(last))

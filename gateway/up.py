@@ -22,7 +22,7 @@ from cyclopts.config import Env
 from gateway.child import Child
 from gateway.launch_plan import CommandOf, LaunchConfig, LaunchPlan, Program, launch_plan, own_command, url_of
 from gateway.launch_ports import PortRefused
-from gateway.loopback import first_model, is_ready
+from gateway.loopback import first_model, is_ready, wants_key
 from schemas.origin import LIFELINE_VARIABLE
 
 ENVIRONMENT_PREFIX = "PACKRELAY_"
@@ -187,9 +187,9 @@ async def _announce(plan: LaunchPlan) -> None:
     gateway = plan.gateway
     url = url_of(gateway.host, gateway.port)
     # A gateway with API keys does not tell us; then its workers do.
-    model = await first_model([(gateway.host, gateway.port)])
-    key = "" if model else " -H 'Authorization: Bearer <one of your keys>'"
-    model = model or await first_model((program.host, program.port) for program in plan.workers)
+    model = await first_model((program.host, program.port) for program in (gateway, *plan.workers))
+    needs_key = await wants_key(gateway.host, gateway.port)
+    key = " -H 'Authorization: Bearer <one of your keys>'" if needs_key else ""
     question = {
         "model": model,
         "messages": [{"role": "user", "content": "Say hello."}],

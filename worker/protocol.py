@@ -97,7 +97,7 @@ class WorkerProtocol(HttpToolsProtocol):
         self._in_head = False
         self._head_bytes = 0
         self._stop_waiting()
-        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD_BYTES:
+        if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > MAX_HEAD_BYTES:
             self._refuse(_too_large())
         if self._crowded:
             self._refuse(_too_many())

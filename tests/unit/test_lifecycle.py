@@ -207,7 +207,7 @@ def exchange() -> Exchange:
 @asynccontextmanager
 async def process(grace: float, stream: str = "silent") -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
     """A gateway process and its port; killed at the end if it is still there."""
-    command = (sys.executable, "-m", "tests.unit.gateway_process", str(grace), stream)
+    command = (sys.executable, "-P", "-m", "tests.unit.gateway_process", str(grace), stream)
     running = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
     assert running.stderr is not None
     try:

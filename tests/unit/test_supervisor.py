@@ -30,6 +30,9 @@ x_total{a="2"} 1.0
 # HELP packrelay_gateway_worker_up Up.
 # TYPE packrelay_gateway_worker_up gauge
 packrelay_gateway_worker_up{worker="0"} 1.0
+# HELP packrelay_gateway_worker_breaker_open Open.
+# TYPE packrelay_gateway_worker_breaker_open gauge
+packrelay_gateway_worker_breaker_open{worker="0"} 1.0
 """
 
 
@@ -65,6 +68,7 @@ def test_pages_are_added() -> None:
     assert 'x_total{a="1"} 8.0' in total
     assert 'x_total{a="2"} 2.0' in total
     assert 'packrelay_gateway_worker_up{worker="0"} 1.0' in total
+    assert 'packrelay_gateway_worker_breaker_open{worker="0"} 1.0' in total
     assert total.count("# HELP x_total Counted.") == 1
 
 

@@ -314,10 +314,11 @@ class TestRefusals:
             assert status_of(response) == status
             assert error_of(response).endswith(".")
 
+    @pytest.mark.parametrize("fields", [b"X: " + b"a" * MAX_HEAD_BYTES + b"\r\n", b"X: abc\r\n" * 9_000])
     @pytest.mark.parametrize("cut", [10, MAX_HEAD_BYTES - 100, -1])
-    async def test_a_large_head_is_as_large_in_two_pieces(self, cut: int) -> None:
-        """Wherever the network cuts it."""
-        head = b"GET /health HTTP/1.1\r\nHost: h\r\nX: " + b"a" * MAX_HEAD_BYTES + b"\r\n\r\n"
+    async def test_a_large_head_is_as_large_in_two_pieces(self, fields: bytes, cut: int) -> None:
+        """Wherever the network cuts it, and whether it is one long field or many short ones."""
+        head = b"GET /health HTTP/1.1\r\nHost: h\r\n" + fields + b"\r\n"
         async with listening() as (_, port), connected(port) as client:
             client.send(head[:cut])
             await have_been_read(port)
