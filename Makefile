@@ -75,7 +75,8 @@ test-all: install ## Run all tests
 # What the compiled modules do: their own tests in one process with them, and whole fleets that are killed, frozen and overloaded.
 COMPILED_TESTS := tests/chaos tests/contract/openai tests/unit/links tests/unit/server $(patsubst %,tests/contract/test_%.py, \
 	conformance conformance_faults every_offset faults_at_completion migrating stock_workers) $(patsubst %,tests/unit/test_%.py, \
-	admission context_reply conversation_id disagg fleet gateway_app heads lifecycle metrics orchestrator outbox retry_budget routing)
+	admission context_reply conversation_id disagg fleet gateway_app heads lifecycle metrics orchestrator outbox retry_budget routing \
+	supervisor)
 
 .PHONY: test-compiled
 test-compiled: compiled ## Run the gateway's tests against the compiled gateway

@@ -149,6 +149,7 @@ def two_processes() -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A gateway of two processes, and its port. Its worker is nobody."""
     command = [
         sys.executable,
+        "-P",
         "-m",
         "gateway.entry",
         "--processes",
