@@ -125,14 +125,15 @@ imports: install ## Check who imports whom (import-linter)
 
 ##@ Build
 
-# True where mypyc can compile: there is a C compiler, and there are the headers of this Python.
-CAN_COMPILE = command -v cc > /dev/null && $(BIN)/python -c 'import os, sys, sysconfig; \
-	sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))'
+# True where mypyc can compile: there are the C compiler and the headers of this Python.
+CAN_COMPILE = $(BIN)/python -c 'import os, shutil, sys, sysconfig; \
+	compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]; \
+	sys.exit(not (shutil.which(compiler) and os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))))'
 CANNOT_COMPILE := packrelay: no C compiler, or no headers of Python (Debian: apt-get install gcc libc6-dev python3-dev)
 
 .PHONY: wheel
 wheel: install ## Build dist/ with the busy modules of the gateway compiled to C (needs a C compiler)
-	@{ $(CAN_COMPILE); } || { echo "$(CANNOT_COMPILE)" >&2; exit 1; }
+	@$(CAN_COMPILE) || { echo "$(CANNOT_COMPILE)" >&2; exit 1; }
 	HATCH_BUILD_HOOK_ENABLE_MYPYC=1 $(BIN)/python -m build --no-isolation
 
 .PHONY: compiled

@@ -12,7 +12,7 @@ import structlog
 from cyclopts import App, ArgumentCollection, CycloptsError, Token
 from cyclopts.config import Env
 
-from gateway import log
+from gateway import door, log
 from gateway.admission import Admission
 from gateway.api.parts import Parts
 from gateway.app import create_app
@@ -59,7 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (CycloptsError, DisaggConfigRefused, KeyFileRefused) as refusal:
         return _complain(str(refusal), USAGE_ERROR)
     log.configure(config.log_level)
-    _log.info("gateway.settings", version=version("packrelay"), **config.masked())
+    compiled = not str(door.__file__).endswith(".py")
+    _log.info("gateway.settings", version=version("packrelay"), compiled=compiled, **config.masked())
     _say_what_is_ignored(config)
     try:
         return _serve(config, keys)
@@ -188,9 +189,9 @@ def _serve_here(
         retries_refused=lambda: orchestrator.budget.refused,
     )
     access_log = log.AccessLog() if config.access_log else None
-    door = Door(create_app(parts, Scrape(collector, siblings)), parts, keys, access_log)
+    front = Door(create_app(parts, Scrape(collector, siblings)), parts, keys, access_log)
     try:
-        return serve(door, config, lifecycle, listener)
+        return serve(front, config, lifecycle, listener)
     finally:
         if access_log is not None:
             access_log.flush()

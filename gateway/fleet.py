@@ -207,23 +207,26 @@ class Fleet:
         try:
             reply = await worker.link.get("/health", self._deadlines)
             healthy = reply.status == 200
+            reason = "" if healthy else f"Its health check was answered {reply.status}."
             if healthy and not (worker.up and worker.identity_checked):
                 await prepare(worker, self._deadlines, self._dialect)
         except (LinkError, ServingError) as error:
-            _log.debug("worker.check_failed", worker=worker.index, reason=str(error))
-            healthy = False
+            healthy, reason = False, str(error)
         except Exception:  # noqa: BLE001  a bug of ours in one check must not end the checking of all workers
             _log.exception("worker.check_broken", worker=worker.index)
-            healthy = False
+            healthy, reason = False, "Its health check could not be made."
         worker.misses = 0 if healthy else worker.misses + 1
         worker.checks += 1
         if worker.misses or worker.checks % _CHECKS_PER_IDENTITY == 0:
             worker.identity_checked = False  # Another process may answer on this address by now.
-        self._set_up(worker, healthy or (worker.up and worker.misses < self._probing.failures))
+        self._set_up(worker, healthy or (worker.up and worker.misses < self._probing.failures), reason)
 
-    def _set_up(self, worker: Worker, up: bool) -> None:
+    def _set_up(self, worker: Worker, up: bool, reason: str) -> None:
         if up is not worker.up:
             said = {"worker": worker.index, "url": worker.link.url, "role": worker.role}
-            _log.info("worker.up" if up else "worker.down", **said, dialect=worker.dialect.name if up else None)
+            if up:
+                _log.info("worker.up", **said, dialect=worker.dialect.name)
+            else:
+                _log.warning("worker.down", **said, reason=reason)
             worker.ask_again()
         worker.up = up

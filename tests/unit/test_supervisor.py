@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from http.client import HTTPConnection
@@ -17,7 +16,6 @@ import pytest
 
 from gateway.server import listen_together
 from gateway.siblings import added
-from gateway.supervisor import Supervisor
 
 COUNTED = b"""# HELP x_total Counted.
 # TYPE x_total counter
@@ -72,76 +70,22 @@ def test_pages_are_added() -> None:
     assert total.count("# HELP x_total Counted.") == 1
 
 
-def test_processes_that_do_not_live_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that ends as soon as it starts is tried a few times, and then the gateway fails."""
-    monkeypatch.setattr("gateway.supervisor.PAUSE_SECONDS", 0.01)
+@pytest.mark.parametrize(
+    ("case", "status"),
+    [
+        ("short_lived", 1),
+        ("deaf", signal.SIGKILL),
+        ("deaf_and_told_twice", signal.SIGKILL),
+        ("signalled_after_a_fork", 0),
+    ],
+)
+def test_processes_that_misbehave_end_anyway(case: str, status: int) -> None:
+    """One that ends as soon as it starts is given up; one that is deaf is killed after its grace, or at once if told twice; and of
+    those that were made just before a signal each is told of it once.
+    """
+    command = [sys.executable, "-P", "-m", "tests.unit.supervised", case]
 
-    assert Supervisor(1, lambda _index: 3, grace=1.0).serve() == 1
-
-
-def test_a_process_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that is deaf to SIGTERM holds up the end for its grace and a margin, no longer; the exit status says so."""
-    monkeypatch.setattr("gateway.supervisor.MARGIN_SECONDS", 0.1)
-    monkeypatch.setattr("gateway.supervisor.PAUSE_SECONDS", 0.01)
-
-    def deaf(_index: int) -> int:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        os.kill(os.getppid(), signal.SIGTERM)
-        time.sleep(30)
-        return 0
-
-    began = time.monotonic()
-
-    assert Supervisor(1, deaf, grace=0.1).serve() == signal.SIGKILL
-    assert time.monotonic() - began < 10
-
-
-def test_a_second_signal_leaves_no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Told twice, a deaf process is killed after the margin alone."""
-    monkeypatch.setattr("gateway.supervisor.MARGIN_SECONDS", 0.1)
-    monkeypatch.setattr("gateway.supervisor.PAUSE_SECONDS", 0.01)
-
-    def deaf(_index: int) -> int:
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-        os.kill(os.getppid(), signal.SIGTERM)
-        signal.sigwait([signal.SIGTERM])  # Two at once would be one.
-        os.kill(os.getppid(), signal.SIGTERM)
-        time.sleep(30)
-        return 0
-
-    began = time.monotonic()
-
-    assert Supervisor(1, deaf, grace=25.0).serve() == signal.SIGKILL
-    assert time.monotonic() - began < 10
-
-
-def test_a_signal_right_after_a_fork_reaches_each_process_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The new process is told as well, and the one before it not a second time, which would take its grace away."""
-    monkeypatch.setattr("gateway.supervisor.PAUSE_SECONDS", 0.01)
-    ready, told = os.pipe()
-    fork = os.fork
-    forks: list[int] = []
-
-    def fork_and_signal() -> int:
-        process = fork()
-        forks.append(process)
-        if process and len(forks) == 2:
-            os.read(ready, 1)  # The first process waits for its signal.
-            os.kill(os.getpid(), signal.SIGTERM)
-        return process
-
-    def counting(_index: int) -> int:
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-        os.write(told, b"!")
-        signal.sigwait([signal.SIGTERM])
-        return 0 if signal.sigtimedwait([signal.SIGTERM], 0.2) is None else 7
-
-    monkeypatch.setattr(os, "fork", fork_and_signal)
-    status = Supervisor(2, counting, grace=0.0).serve()
-    os.close(ready)
-    os.close(told)
-
-    assert status == 0
+    assert subprocess.run(command, timeout=20, check=False).returncode == status
 
 
 @contextmanager
