@@ -43,6 +43,7 @@ class _JsonBody(Struct):
 _msgpack = msgpack_decoder(ContextBody)
 _json = json_decoder(_JsonBody)
 _any_msgpack = msgspec.msgpack.Decoder(dict[str, Any])
+_text = msgspec.msgpack.Decoder(str | list[str] | None)
 _any_json = json_decoder(dict[str, Any])
 _typed: dict[tuple[bool, bool], Any] = {
     (True, True): msgpack_decoder(ChatCompletion),
@@ -70,6 +71,12 @@ def typed_of(body: bytes, *, packed: bool, chat: bool) -> ChatCompletion | Compl
     """All of it, as its Struct."""
     typed: ChatCompletion | Completion = _typed[packed, chat].decode(body)
     return typed
+
+
+def text_of(part: Raw) -> str | list[str] | None:
+    """A part that is a text, or a list of them."""
+    text: str | list[str] | None = _text.decode(part)
+    return text
 
 
 def present(part: Raw | UnsetType) -> Raw | UnsetType:

@@ -4,10 +4,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from gateway.context_body import NULL, parts_of, present, typed_of, whole_of
+from gateway.context_body import NULL, parts_of, present, text_of, typed_of, whole_of
 from gateway.links.base import BadReply, Reply
 from schemas.codec import MALFORMED, MSGPACK_TYPE
 from schemas.disagg import PENDING_FINISH_REASONS
@@ -39,8 +38,13 @@ class ContextReply:
         return self.finish_reason not in PENDING_FINISH_REASONS
 
     def param(self, name: str) -> Any:
-        """One small field of the hand-off, as a value; None if absent."""
-        return msgspec.msgpack.decode(self.params[name]) if name in self.params else None
+        """A text of the hand-off, or a list of them; None if absent. Raises BadReply for anything else."""
+        if name not in self.params:
+            return None
+        try:
+            return text_of(self.params[name])
+        except MALFORMED as error:
+            raise BadReply("The context worker's hand-off could not be read.") from error
 
     def whole(self) -> dict[str, Any]:
         """The reply as the client should see it: without the hand-off's fields."""

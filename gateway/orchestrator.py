@@ -146,6 +146,8 @@ class _Attempt:
         self._frames = frames
         self._avoid = avoid
         self._model = call.view.model
+        self._finished: Answer | WholeStream | None = None  # What the context leg answered, if that was all.
+        self._proof: dict[str, str] = {}  # For the generation leg, that the hand-off comes from here.
         # An abort of the attempt before may still be on its way to a worker: it must not meet this one under the same id.
         self._id = f"{call.request_id}-{len(avoid)}" if avoid else call.request_id
 
@@ -187,8 +189,8 @@ class _Attempt:
     async def _context_first(self, pair: Pair) -> Answer | LegStream | WholeStream:
         try:
             context = await self._context_leg(pair, self._ids.next())
-            if context.finished:
-                return self._finished_by_context(context)
+            if self._finished is not None:
+                return self._finished
             return await self._generation_leg(pair, context)
         except BaseException as error:
             self._let_go(pair.context, error)
@@ -218,9 +220,17 @@ class _Attempt:
         with Leg(worker, LegName.CONTEXT) as leg:
             reply = await leg.whole(self._order({"accept": MSGPACK_TYPE}), frame)
             try:
-                return ContextReply(reply)
+                return self._understood(ContextReply(reply))
             except BadReply as error:
                 raise leg.lost(error) from error
+
+    def _understood(self, context: ContextReply) -> ContextReply:
+        """All that will be needed of a context reply is read within its leg, whose failure it is if something is wrong with it."""
+        if context.finished:
+            self._finished = self._finished_by_context(context)
+        elif self._serving.schedule_style == disagg.CONTEXT_FIRST:
+            self._proof = self._signature(context.param)
+        return context
 
     async def _generation_leg(self, pair: Pair, context: ContextReply) -> Answer | LegStream:
         """The client's own request again, with what the context leg found out (trtllm-wire.md 1.4, step 8)."""
@@ -238,11 +248,9 @@ class _Attempt:
         elif context.token_ids is not UNSET:
             changes["prompt"] = context.token_ids
         frame = self._frames.frame(pair.generation.dialect, **changes)
-        return await self._answering_leg(
-            pair.generation, LegName.GENERATION, frame, self._order(self._signature(context.param))
-        )
+        return await self._answering_leg(pair.generation, LegName.GENERATION, frame, self._order(self._proof))
 
-    def _finished_by_context(self, context: ContextReply) -> Answer | LegStream | WholeStream:
+    def _finished_by_context(self, context: ContextReply) -> Answer | WholeStream:
         """The first token ended the answer: it is delivered whole, as a stream if one was asked for."""
         if not self._call.stream:
             return Answer(body=encode_json(context.whole()))
@@ -254,7 +262,6 @@ class _Attempt:
         """Both legs at once: the generation worker waits for the state the context worker makes."""
         disagg_request_id = self._ids.next()
         generation: asyncio.Task[Answer | LegStream] | None = None
-        context: ContextReply | None = None
         failure: BaseException | None = None
         legs = asyncio.TaskGroup()
         try:
@@ -268,7 +275,7 @@ class _Attempt:
         except BaseException as error:  # noqa: BLE001  raised below, once this handler is left
             failure = _first(error)
         try:
-            return self._result_of_both(pair, context, generation, failure)
+            return self._result_of_both(pair, generation, failure)
         finally:
             # A failure, its traceback and this frame would hold one another, and the request's body, until a collection.
             del failure, generation, legs
@@ -276,7 +283,6 @@ class _Attempt:
     def _result_of_both(
         self,
         pair: Pair,
-        context: ContextReply | None,
         generation: "asyncio.Task[Answer | LegStream] | None",
         failure: BaseException | None,
     ) -> Answer | LegStream | WholeStream:
@@ -285,9 +291,9 @@ class _Attempt:
                 _abandon(generation)
                 self._let_go(pair.context, failure)
                 raise failure
-            if context is not None and context.finished:
+            if self._finished is not None:
                 _abandon(generation)
-                return self._finished_by_context(context)
+                return self._finished
             if generation is None:
                 raise RuntimeError("A leg that did not start cannot have succeeded.")
             return generation.result()

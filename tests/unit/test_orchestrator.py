@@ -181,6 +181,33 @@ async def test_finished_context_leg_is_delivered_as_a_stream() -> None:
     assert data.endswith(LAST)
 
 
+@pytest.mark.parametrize("style", [disagg.CONTEXT_FIRST, disagg.GENERATION_FIRST])
+async def test_finished_context_leg_that_is_no_answer_is_its_workers_fault(style: int) -> None:
+    """Nothing can be made of it, so it is a failed leg as any other: tried again, and told to the client as a lost worker."""
+    known, context, _, workers = two_legs(soon(msgpack_reply({"choices": [{"finish_reason": "stop"}]})), never)
+
+    with pytest.raises(ServingError) as told:
+        await serving(known, schedule_style=style, retry_fraction=1.0).answer(call(stream=True))
+
+    assert (told.value.kind, told.value.code) == (ErrorKind.BAD_WORKER, "worker_lost")
+    assert len(context.asked) == 2
+    assert workers[0].legs[LegName.CONTEXT, Outcome.FAILURE] == 2
+
+
+@pytest.mark.parametrize("state", [b"\x00", msgspec.msgpack.Ext(1, b"x"), 1.5, msgspec.Raw(b"\xa1\xff")])
+async def test_handoff_that_cannot_be_signed_is_its_workers_fault(state: Any) -> None:
+    """A state that is no text is none of ours."""
+    body = context_body(encoded_opaque_state=state)
+    known, _, generation, workers = two_legs(always(msgpack_reply(body)), always(json_reply(COMPLETION)))
+
+    with pytest.raises(ServingError) as told:
+        await serving(known, auth_key="k", retries=0).answer(call())
+
+    assert told.value.code == "worker_lost"
+    assert generation.asked == []
+    assert workers[0].legs[LegName.CONTEXT, Outcome.FAILURE] == 1
+
+
 async def test_handoff_is_signed_with_the_key() -> None:
     """The generation leg proves that the hand-off was not written by a client; the context leg carries no signature."""
     known, context, generation, _ = two_legs(always(msgpack_reply(context_body())), always(json_reply(COMPLETION)))
