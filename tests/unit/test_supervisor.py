@@ -12,8 +12,6 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import IO
 
-import pytest
-
 from gateway.server import listen_together
 from gateway.siblings import added
 
@@ -70,22 +68,30 @@ def test_pages_are_added() -> None:
     assert total.count("# HELP x_total Counted.") == 1
 
 
-@pytest.mark.parametrize(
-    ("case", "status"),
-    [
-        ("short_lived", 1),
-        ("deaf", signal.SIGKILL),
-        ("deaf_and_told_twice", signal.SIGKILL),
-        ("signalled_after_a_fork", 0),
-    ],
-)
-def test_processes_that_misbehave_end_anyway(case: str, status: int) -> None:
-    """One that ends as soon as it starts is given up; one that is deaf is killed after its grace, or at once if told twice; and of
-    those that were made just before a signal each is told of it once.
-    """
+def status_of(case: str) -> int:
+    """How a supervisor of `tests/unit/supervised.py` ends, which it does long before its process would."""
     command = [sys.executable, "-P", "-m", "tests.unit.supervised", case]
+    return subprocess.run(command, timeout=20, check=False).returncode
 
-    assert subprocess.run(command, timeout=20, check=False).returncode == status
+
+def test_processes_that_do_not_live_are_given_up() -> None:
+    """A process that ends as soon as it starts is tried a few times, and then the gateway fails."""
+    assert status_of("short_lived") == 1
+
+
+def test_a_process_that_does_not_end_is_killed() -> None:
+    """A process that is deaf to SIGTERM holds up the end for its grace and a margin, no longer; the exit status says so."""
+    assert status_of("deaf") == signal.SIGKILL
+
+
+def test_a_second_signal_leaves_no_grace() -> None:
+    """Told twice, a deaf process is killed after the margin alone."""
+    assert status_of("deaf_and_told_twice") == signal.SIGKILL
+
+
+def test_a_signal_right_after_a_fork_reaches_each_process_once() -> None:
+    """The new process is told as well, and the one before it not a second time, which would take its grace away."""
+    assert status_of("signalled_after_a_fork") == 0
 
 
 @contextmanager
