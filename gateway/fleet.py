@@ -211,6 +211,7 @@ class Fleet:
             if healthy and not (worker.up and worker.identity_checked):
                 await prepare(worker, self._deadlines, self._dialect)
         except (LinkError, ServingError) as error:
+            _log.debug("worker.check_failed", worker=worker.index, reason=str(error))
             healthy, reason = False, str(error)
         except Exception:  # noqa: BLE001  a bug of ours in one check must not end the checking of all workers
             _log.exception("worker.check_broken", worker=worker.index)

@@ -146,7 +146,7 @@ class _Attempt:
         self._frames = frames
         self._avoid = avoid
         self._model = call.view.model
-        self._finished: Answer | WholeStream | None = None  # What the context leg answered, if that was all.
+        self._early_answer: Answer | WholeStream | None = None  # What the context leg answered, if that was all.
         self._proof: dict[str, str] = {}  # For the generation leg, that the hand-off comes from here.
         # An abort of the attempt before may still be on its way to a worker: it must not meet this one under the same id.
         self._id = f"{call.request_id}-{len(avoid)}" if avoid else call.request_id
@@ -189,8 +189,8 @@ class _Attempt:
     async def _context_first(self, pair: Pair) -> Answer | LegStream | WholeStream:
         try:
             context = await self._context_leg(pair, self._ids.next())
-            if self._finished is not None:
-                return self._finished
+            if self._early_answer is not None:
+                return self._early_answer
             return await self._generation_leg(pair, context)
         except BaseException as error:
             self._let_go(pair.context, error)
@@ -227,7 +227,7 @@ class _Attempt:
     def _understood(self, context: ContextReply) -> ContextReply:
         """All that will be needed of a context reply is read within its leg, whose failure it is if something is wrong with it."""
         if context.finished:
-            self._finished = self._finished_by_context(context)
+            self._early_answer = self._finished_by_context(context)
         elif self._serving.schedule_style == disagg.CONTEXT_FIRST:
             self._proof = self._signature(context.param)
         return context
@@ -291,9 +291,9 @@ class _Attempt:
                 _abandon(generation)
                 self._let_go(pair.context, failure)
                 raise failure
-            if self._finished is not None:
+            if self._early_answer is not None:
                 _abandon(generation)
-                return self._finished
+                return self._early_answer
             if generation is None:
                 raise RuntimeError("A leg that did not start cannot have succeeded.")
             return generation.result()

@@ -6,12 +6,24 @@ Not in the tests' own process: a fork of one that has threads (gRPC's, those of 
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from typing import Final
 
 from gateway import supervisor
 from gateway.supervisor import Supervisor
+
+
+class Life:
+    """What a process that must not end by itself waits for: that its supervisor is gone."""
+
+    def __init__(self) -> None:
+        self._over, self._held = os.pipe()
+
+    def outlive(self) -> int:
+        """In a process of the supervisor's: wait for its end. Whoever holds the other end of a pipe is alive."""
+        os.close(self._held)
+        os.read(self._over, 1)
+        return 0
 
 
 def short_lived() -> int:
@@ -21,26 +33,26 @@ def short_lived() -> int:
 
 def deaf() -> int:
     """Its process does not hear the SIGTERM that it has sent to all."""
+    life = Life()
 
     def run(_index: int) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         os.kill(os.getppid(), signal.SIGTERM)
-        time.sleep(30)
-        return 0
+        return life.outlive()
 
     return Supervisor(1, run, grace=0.1).serve()
 
 
 def deaf_and_told_twice() -> int:
     """Its process has a long grace, does not use it, and sends a second SIGTERM."""
+    life = Life()
 
     def run(_index: int) -> int:
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         os.kill(os.getppid(), signal.SIGTERM)
         signal.sigwait([signal.SIGTERM])  # Two at once would be one.
         os.kill(os.getppid(), signal.SIGTERM)
-        time.sleep(30)
-        return 0
+        return life.outlive()
 
     return Supervisor(1, run, grace=25.0).serve()
 
