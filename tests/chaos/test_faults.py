@@ -121,7 +121,8 @@ async def test_worker_frozen_mid_stream_ends_the_stream_with_an_error(tmp_path: 
 async def test_engine_that_dies_mid_stream_is_told_and_turns_unhealthy(tmp_path: Path, link: str) -> None:
     """The engine's death after three tokens is the client's error record, and the gateway's readiness."""
     async with running(tmp_path / "log", link=link) as fleet:
-        got = await post(fleet.gateway.url, chat("scripted", "[[itl_ms:500]] [[generation:die_after=3]]", stream=True))
+        script = f"[[itl_ms:500]] [[generation:die_after=3]] [[text:{TEXT}]]"
+        got = await post(fleet.gateway.url, chat("scripted", script, stream=True))
 
         assert got is not None
         assert (got.terminals, got.failed, got.body.count(b"data: ") > 1) == (1, True, True)

@@ -518,7 +518,7 @@ WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
     "refused stream": (COMPLETIONS, {"prompt": "a", "stream": True, "best_of": 2, "n": 1}),
     "another model": (CHAT, {"messages": HI, "model": "other", "stream": True}),
     "malformed": (CHAT, {"messages": "hi"}),
-    "failing": (CHAT, {"messages": [{"role": "user", "content": "[[fault:raise_after=3]] hi"}]}),
+    "failing": (CHAT, {"messages": [{"role": "user", "content": "[[text:hello]] [[fault:raise_after=3]]"}]}),
 }
 FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 CALL = '{"name": "f", "arguments": {"a": 1}}'

@@ -384,7 +384,7 @@ class TestShutdown:
     async def test_a_signal_ends_the_process_in_order(self) -> None:
         """SIGTERM: the stream that cannot finish is told, and the exit status is 0."""
         async with Process("--grace", "0.05") as process, httpx2.AsyncClient(base_url=process.url) as client:
-            body = PROMPT | {"prompt": "[[silence_after=2]]", "stream": True}
+            body = PROMPT | {"prompt": "[[text:hello]] [[silence_after=2]]", "stream": True}
             async with client.stream("POST", COMPLETIONS, json=body) as response:
                 chunks = response.aiter_bytes()
                 first = await anext(chunks)
@@ -399,7 +399,7 @@ class TestShutdown:
     async def test_a_second_signal_does_not_wait(self) -> None:
         """Ctrl-C twice: the grace is skipped, and the exit status is 0 still."""
         async with Process("--grace", "600") as process, httpx2.AsyncClient(base_url=process.url) as client:
-            asked = posting(client, COMPLETIONS, json=PROMPT | {"prompt": "[[silence_after=2]]"})
+            asked = posting(client, COMPLETIONS, json=PROMPT | {"prompt": "[[text:hello]] [[silence_after=2]]"})
             await until_in_flight(client)
             process.signal(signal.SIGINT)
             await until_unhealthy(client)
