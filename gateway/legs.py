@@ -39,14 +39,20 @@ class Retry(Enum):
 
 
 class LegFailed(Exception):
-    """A leg failed before anything of it was relayed. `error` is what the client is told if nothing else works."""
+    """A leg failed before anything of it was relayed. `error` is what the client is told if nothing else works.
 
-    def __init__(self, worker: Worker, error: ServingError, retry: Retry, outcome: Outcome) -> None:
+    `unheard` is whether the worker may have done its part all the same, and its answer was lost, late or not understood.
+    """
+
+    def __init__(
+        self, worker: Worker, error: ServingError, retry: Retry, outcome: Outcome, *, unheard: bool = False
+    ) -> None:
         super().__init__(error.message)
         self.worker = worker
         self.error = error
         self.retry = retry
         self.outcome = outcome
+        self.unheard = unheard
 
 
 class Leg:
@@ -127,7 +133,8 @@ class Leg:
         if isinstance(error, ConnectFailed):
             self.worker.unreachable()
         told, retry = client_error(error)
-        return LegFailed(self.worker, told, retry, Outcome.FAILURE)
+        reached = not isinstance(error, ConnectFailed)
+        return LegFailed(self.worker, told, retry, Outcome.FAILURE, unheard=reached)
 
     def _failed_at_once(self, record: bytes) -> LegFailed:
         """The worker's first word is that it failed: nothing was relayed yet, so somebody else may be asked."""

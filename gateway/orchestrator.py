@@ -199,9 +199,11 @@ class _Attempt:
     def _let_go(self, context: Worker, error: BaseException) -> None:
         """The attempt ended: nobody will fetch the state the context worker keeps, or is about to keep.
 
-        It knows when it was itself that failed. When it was interrupted, its reply may have been on its way.
+        It knows when it was itself that failed. When it was interrupted or not heard in time, its reply may have been on its way:
+        a cancellation that arrives behind it says nothing of the state.
         """
-        if not (isinstance(error, LegFailed) and error.worker is context):
+        knows = isinstance(error, LegFailed) and error.worker is context and not error.unheard
+        if not knows:
             self._releases.release(context, self._id)
 
     async def _context_leg(self, pair: Pair, disagg_request_id: int) -> ContextReply:

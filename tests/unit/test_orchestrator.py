@@ -380,6 +380,32 @@ async def test_failed_generation_releases_the_kept_state() -> None:
     assert [asked.body for asked in context.side_calls] == [{"request_id": "r"}]
 
 
+@pytest.mark.parametrize(
+    ("answer", "released"),
+    [
+        (WorkerSilent("x"), True),
+        (WorkerLost("x"), True),
+        (Reply(200, {"content-type": "application/json"}, b"{"), True),
+        (ConnectFailed("x"), False),
+        (json_reply({}, 500), False),
+        (json_reply({}, 503), False),
+    ],
+    ids=["late", "lost", "not understood", "not reached", "failed", "refused"],
+)
+@pytest.mark.parametrize("schedule_style", [disagg.CONTEXT_FIRST, disagg.GENERATION_FIRST])
+async def test_unheard_context_worker_may_keep_a_state(
+    answer: Reply | LinkError, released: bool, schedule_style: int
+) -> None:
+    """It may have done its work in time, and a cancellation find nothing to cancel: it is told that nobody will come."""
+    known, context, _, _ = two_legs(always(answer), never)
+    owner = serving(known, retries=0, schedule_style=schedule_style)
+    with pytest.raises(ServingError):
+        await owner.answer(call())
+    await owner.close()
+
+    assert [asked.body for asked in context.side_calls] == [{"request_id": "r"}] * released
+
+
 async def test_unknown_model_is_a_404() -> None:
     """The error names the parameter and OpenAI's code."""
     only, _ = worker(model="other")
