@@ -1,13 +1,15 @@
 """The frames of one request: its view encoded once for each leg, in the form each worker takes.
 
 The client's `messages` and `tools` are turned once per form into bytes that can be spliced into a frame; after that a leg's frame
-is one encoding pass, whatever the size of the prompt.
+is one encoding pass over the small fields, whatever the size of the prompt.
 """
 
 from typing import Any
 
 from msgspec import structs
 
+from gateway.outbox import LARGE_BYTES
+from gateway.spliced_frame import RequestFrame, any_large, spliced_frame
 from gateway.splices import last_of
 from schemas.codec import AnyChatView, AnyCompletionView, deferred_form, encode_frame, plain_form
 from schemas.dialect import Dialect, unify
@@ -25,13 +27,14 @@ class Frames:
         self._form: bool | None = None  # The one the view has now: deferred, plain, or as it was sent.
         self._as_sent = (view.messages, view.tools) if isinstance(view, CHAT_VIEWS) else None
         self.prompts = 1 if self.chat else plain_form(view)
+        self._large = self.prompt_bytes > LARGE_BYTES
 
     @property
     def prompt_bytes(self) -> int:
         """The size of the client's messages or prompt, in bytes."""
         return len(memoryview(self._as_sent[0] if self._as_sent else self._view.prompt))
 
-    def frame(self, dialect: Dialect, **changes: Any) -> bytes:
+    def frame(self, dialect: Dialect, **changes: Any) -> RequestFrame:
         """The view as one frame for a worker of this dialect, with some fields changed for this leg only.
 
         A change may be UNSET (the field is left out) or Raw msgpack (spliced in as it is). Raises ServingError when the client
@@ -43,7 +46,11 @@ class Frames:
             # What one leg's worker does not know, the other leg's may: it is taken from a copy.
             view = structs.replace(view)
             dialect.fit(view)
-        return encode_frame(structs.replace(view, **changes) if changes else view)
+        large = self._large
+        if changes:
+            view = structs.replace(view, **changes)
+            large = large or any_large(changes.values())
+        return spliced_frame(view) if large else encode_frame(view)
 
     def last_message(self, dialect: Dialect) -> Any:
         """A chat's messages with all but the last left out, in the form this dialect has; for a leg that has the prompt as ids."""

@@ -11,6 +11,7 @@ from gateway.links.base import BadReply, ConnectFailed, LinkError, Reply, ReplyS
 from gateway.links.errors import lift_error
 from gateway.member import LegName, Outcome, Worker
 from gateway.order import Order
+from gateway.spliced_frame import RequestFrame
 from gateway.whole_reply import check_whole
 from schemas.codec import MALFORMED, SSE_TYPE
 from schemas.openai.errors import ErrorKind, ServingError, kind_of_status
@@ -86,7 +87,7 @@ class Leg:
             self._open = False
             self.worker.end(self._name, outcome)
 
-    async def whole(self, order: Order, frame: bytes) -> Reply:
+    async def whole(self, order: Order, frame: RequestFrame) -> Reply:
         """The worker's whole, successful reply. Raises LegFailed."""
         try:
             reply = await self.worker.link.call(order.operation, frame, order.headers, order.deadlines)
@@ -96,7 +97,7 @@ class Leg:
             raise self._refused(reply.status, reply.headers.get("retry-after"), reply.body)
         return reply
 
-    async def answer(self, order: Order, frame: bytes) -> bytes:
+    async def answer(self, order: Order, frame: RequestFrame) -> bytes:
         """The worker's whole reply as JSON for the client, checked to be one. Raises LegFailed."""
         reply = await self.whole(order, frame)
         try:
@@ -105,7 +106,7 @@ class Leg:
             raise self.lost(BadReply("The reply is not a completion.")) from error
         return reply.body
 
-    async def stream(self, order: Order, frame: bytes) -> "LegStream":
+    async def stream(self, order: Order, frame: RequestFrame) -> "LegStream":
         """The worker's stream with its first events already here, so that a failure before them can be retried."""
         try:
             stream = await self.worker.link.stream(order.operation, frame, order.headers, order.deadlines)

@@ -33,6 +33,7 @@ from gateway.order import Order
 from gateway.replay import WholeStream, replay
 from gateway.retry_budget import RetryBudget
 from gateway.serving import Serving
+from gateway.spliced_frame import RequestFrame
 from gateway.splices import spliced
 from gateway.state_release import StateRelease
 from schemas import disagg
@@ -325,7 +326,9 @@ class _Attempt:
         if worker.dialect.conversation_in_params and self._call.conversation_id is not None:
             params["conversation_id"] = self._call.conversation_id
 
-    async def _answering_leg(self, worker: Worker, name: LegName, frame: bytes, order: Order) -> Answer | LegStream:
+    async def _answering_leg(
+        self, worker: Worker, name: LegName, frame: RequestFrame, order: Order
+    ) -> Answer | LegStream:
         """The leg whose reply is the client's answer."""
         with Leg(worker, name) as leg:
             if self._call.stream:

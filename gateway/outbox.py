@@ -5,8 +5,11 @@ Of writes that follow each other closely only the first one wakes: measured, tha
 """
 
 import asyncio
+from collections.abc import Sequence
 from typing import Final
 from weakref import WeakKeyDictionary
+
+Piece = bytes | memoryview
 
 LARGE_BYTES: Final = 16 << 10
 """A piece above this size is written at once, and never copied."""
@@ -57,7 +60,7 @@ class Outgoing:
     def __init__(self, transport: asyncio.Transport, outbox: Outbox) -> None:
         self._transport = transport
         self._outbox = outbox
-        self._pieces: list[bytes] = []
+        self._pieces: list[Piece] = []
 
     def write(self, data: bytes) -> None:
         """Write within this turn of the loop; thrown away if the connection is closed by then."""
@@ -68,8 +71,8 @@ class Outgoing:
         elif len(pieces) == 1:
             self._outbox.add(self)
 
-    def writelines(self, pieces: tuple[bytes, ...]) -> None:
-        """Write these one behind the other, without a copy of large ones."""
+    def writelines(self, pieces: Sequence[Piece]) -> None:
+        """Write these now, one behind the other, without a copy of large ones."""
         self._pieces += pieces
         self.flush()
 

@@ -12,6 +12,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from gateway.spliced_frame import RequestFrame
+
 
 class LinkError(Exception):
     """A worker could not be asked, or did not answer properly. The message is for logs, never for clients."""
@@ -117,12 +119,14 @@ class Link(Protocol):
 
     url: str
 
-    async def call(self, operation: str, frame: bytes, headers: Mapping[str, str], deadlines: Deadlines) -> Reply:
+    async def call(
+        self, operation: str, frame: RequestFrame, headers: Mapping[str, str], deadlines: Deadlines
+    ) -> Reply:
         """POST one frame, tagged as msgpack, and wait for the whole reply. Cancelling it aborts the worker."""
         ...
 
     async def stream(
-        self, operation: str, frame: bytes, headers: Mapping[str, str], deadlines: Deadlines
+        self, operation: str, frame: RequestFrame, headers: Mapping[str, str], deadlines: Deadlines
     ) -> ReplyStream:
         """POST one frame and return when the reply's head is here. Cancelling it aborts the worker."""
         ...

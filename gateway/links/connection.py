@@ -17,6 +17,7 @@ from gateway.links.base import BadReply, Deadlines, LinkError, WorkerLost, Worke
 from gateway.links.chunks import LAST_CHUNK, ends_chunk, whole_chunks
 from gateway.links.read_window import ReadWindow
 from gateway.outbox import Outgoing, outbox_of
+from gateway.spliced_frame import RequestFrame
 from schemas.codec import SSE_TYPE
 
 HIGH_WATER_BYTES: Final = 128 << 10
@@ -115,7 +116,7 @@ class Connection(asyncio.Protocol):
 
     # --- the owner's side ---
 
-    async def ask(self, head: bytes, frame: bytes, deadlines: Deadlines, give_up: float, goal: Goal) -> None:
+    async def ask(self, head: bytes, frame: RequestFrame, deadlines: Deadlines, give_up: float, goal: Goal) -> None:
         """Send one request and wait until its head (for a stream) or its whole reply is here. `give_up` is on the monotonic clock.
 
         On any failure, cancellation included, the connection is ended: that is what aborts the request on the worker.
@@ -218,13 +219,15 @@ class Connection(asyncio.Protocol):
         """Whether a request may be written. uvloop raises on a write to a connection that the peer has just closed."""
         return self._transport is not None and not self._transport.is_closing()
 
-    def _send(self, head: bytes, frame: bytes, deadlines: Deadlines, give_up: float, goal: Goal) -> None:
+    def _send(self, head: bytes, frame: RequestFrame, deadlines: Deadlines, give_up: float, goal: Goal) -> None:
         self._reset(goal, deadlines, give_up)
         self._busy = True
         self._exchanges += 1
         self._sent_at = monotonic()
         if self._outgoing is None:
             pass
+        elif not isinstance(frame, bytes):
+            self._outgoing.writelines([head, *frame.pieces])
         elif len(frame) <= JOIN_BYTES:
             self._outgoing.write(head + frame)
         else:

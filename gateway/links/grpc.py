@@ -39,6 +39,7 @@ from gateway.links.event_stream import EventStream
 from gateway.links.exchange import Exchange, Heartbeat
 from gateway.links.grpc_address import Address
 from gateway.links.read_window import ReadWindow
+from gateway.spliced_frame import RequestFrame
 from schemas.codec import (
     DEADLINE_HEADER,
     MAX_BODY_BYTES,
@@ -211,18 +212,21 @@ class GrpcLink:
 
     # --- for the gateway: see `base.Link` ---
 
-    async def call(self, operation: str, frame: bytes, headers: Mapping[str, str], deadlines: Deadlines) -> Reply:
+    async def call(
+        self, operation: str, frame: RequestFrame, headers: Mapping[str, str], deadlines: Deadlines
+    ) -> Reply:
         """Send one frame and wait for the whole reply: JSON, or msgpack if `headers` accept that."""
         headers = {name.lower(): value for name, value in headers.items()}
-        reply = await self._whole(operation, frame, headers, deadlines)
+        reply = await self._whole(operation, bytes(frame), headers, deadlines)
         packed = reply.status == 200 and MSGPACK_TYPE in headers.get("accept", "")
         return reply if packed else as_json(reply)
 
     async def stream(
-        self, operation: str, frame: bytes, headers: Mapping[str, str], deadlines: Deadlines
+        self, operation: str, frame: RequestFrame, headers: Mapping[str, str], deadlines: Deadlines
     ) -> ReplyStream:
         """Send one frame and return when the worker has begun to answer, or has refused."""
         headers = {name.lower(): value for name, value in headers.items()}
+        frame = bytes(frame)  # A message of gRPC is one piece.
         opened = await self._open(operation, frame, headers, deadlines)
         if isinstance(opened, Reply):
             return WholeReplyStream(opened)

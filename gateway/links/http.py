@@ -16,6 +16,7 @@ from gateway.links.connection import Connection, Goal, StaleConnection
 from gateway.links.pool import Pool
 from gateway.links.read_window import ReadWindow
 from gateway.links.sse import SseReader
+from gateway.spliced_frame import RequestFrame
 from schemas.codec import FRAME_TYPE, MAX_REPLY_BYTES, MSGPACK_HEADER, MSGPACK_HEADER_VALUE, WORKER_AUTH_HEADER
 from schemas.disagg import worker_signature
 
@@ -148,13 +149,15 @@ class HttpLink:
         """Connections that wait for a request."""
         return self._pool.idle_connections
 
-    async def call(self, operation: str, frame: bytes, headers: Mapping[str, str], deadlines: Deadlines) -> Reply:
+    async def call(
+        self, operation: str, frame: RequestFrame, headers: Mapping[str, str], deadlines: Deadlines
+    ) -> Reply:
         """POST one frame and wait for the whole reply. Raises ValueError for a header that HTTP or this link forbids."""
         head = self._post(operation, frame, headers)
         return _whole(await self._exchange(head, frame, deadlines, Goal.END))
 
     async def stream(
-        self, operation: str, frame: bytes, headers: Mapping[str, str], deadlines: Deadlines
+        self, operation: str, frame: RequestFrame, headers: Mapping[str, str], deadlines: Deadlines
     ) -> HttpReplyStream:
         """POST one frame and return when the reply's head is here. Raises ValueError as `call`."""
         head = self._post(operation, frame, headers)
@@ -170,7 +173,7 @@ class HttpLink:
         """End all connections; whoever waits for a reply gets WorkerLost, and later requests ConnectFailed."""
         await self._pool.close()
 
-    async def _exchange(self, head: bytes, frame: bytes, deadlines: Deadlines, goal: Goal) -> Connection:
+    async def _exchange(self, head: bytes, frame: RequestFrame, deadlines: Deadlines, goal: Goal) -> Connection:
         """Send on an idle connection, or on a new one; on a second one if the worker had closed the first while it was idle."""
         now = monotonic()
         give_up = now + deadlines.total
@@ -194,7 +197,7 @@ class HttpLink:
         except ConnectFailed as failure:
             raise WorkerLost(f"{stale} A new connection failed: {failure}") from failure
 
-    def _post(self, operation: str, frame: bytes, headers: Mapping[str, str]) -> bytes:
+    def _post(self, operation: str, frame: RequestFrame, headers: Mapping[str, str]) -> bytes:
         head = f"POST {self._target(operation)}{self._post_tail}Content-Length: {len(frame)}\r\n{_lines(headers)}\r\n"
         return head.encode("latin-1")
 

@@ -12,6 +12,7 @@ from gateway.links.base import Deadlines, LinkError, Reply, ReplyStream, Take
 from gateway.member import Role, Worker
 from gateway.probing import Probing
 from gateway.routing import POLICIES
+from gateway.spliced_frame import RequestFrame
 from schemas.dialect import PACKRELAY, STOCK
 from schemas.openai.models import Model
 
@@ -72,18 +73,20 @@ class FakeLink:
         self.cancelled = 0
         self.closed = False
 
-    async def call(self, operation: str, frame: bytes, headers: Mapping[str, str], deadlines: Deadlines) -> Reply:
+    async def call(
+        self, operation: str, frame: RequestFrame, headers: Mapping[str, str], deadlines: Deadlines
+    ) -> Reply:
         if operation.startswith("/_packrelay"):
-            self.side_calls.append(Asked(operation, frame, dict(headers)))
+            self.side_calls.append(Asked(operation, bytes(frame), dict(headers)))
             return Reply(200, {}, b"")
-        answer = await self._answer(Asked(operation, frame, dict(headers)))
+        answer = await self._answer(Asked(operation, bytes(frame), dict(headers)))
         assert isinstance(answer, Reply)
         return answer
 
     async def stream(
-        self, operation: str, frame: bytes, headers: Mapping[str, str], deadlines: Deadlines
+        self, operation: str, frame: RequestFrame, headers: Mapping[str, str], deadlines: Deadlines
     ) -> ReplyStream:
-        answer = await self._answer(Asked(operation, frame, dict(headers)))
+        answer = await self._answer(Asked(operation, bytes(frame), dict(headers)))
         if isinstance(answer, Reply):
             return FakeStream(answer.body, status=answer.status, content_type="application/json")
         return answer

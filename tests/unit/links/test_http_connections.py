@@ -13,6 +13,7 @@ from gateway.links.base import ConnectFailed, Deadlines, WorkerLost
 from gateway.links.connection import Connection
 from gateway.links.http import HttpLink
 from gateway.links.read_window import ReadWindow
+from gateway.spliced_frame import SplicedFrame
 from tests.unit.links.exchange import (
     DONE,
     HELLO,
@@ -314,7 +315,8 @@ class TestConnecting:
             await until(lambda: link.open_connections == link.idle_connections)
 
     async def test_tls_is_spoken(self) -> None:
-        """An https URL is spoken to in TLS, and the certificate is checked."""
+        """An https URL is spoken to in TLS, in large pieces too, and the certificate is checked."""
+        large = SplicedFrame([b"\xc6\x00\x40\x00\x00", memoryview(bytes(1 << 22))])
         server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         server_side.load_cert_chain(TLS_FILES / "localhost.crt", TLS_FILES / "localhost.key")
         trusting = ssl.create_default_context(cafile=str(TLS_FILES / "localhost.crt"))
@@ -322,7 +324,8 @@ class TestConnecting:
         async with RawServer(always(STREAM), tls=server_side) as server:
             link, distrustful = HttpLink(server.url, ssl_context=trusting), HttpLink(server.url)
             for _ in range(2):
-                assert await read_until_failure(await open_stream(link)) == (ROLE + TOKEN + TOKEN + DONE, None)
+                stream = await link.stream("/v1/chat/completions", large, {}, PATIENT)
+                assert await read_until_failure(stream) == (ROLE + TOKEN + TOKEN + DONE, None)
             with pytest.raises(ConnectFailed):
                 await ask(distrustful)
             await link.close()

@@ -6,6 +6,8 @@ import pytest
 
 from gateway.links.base import BadReply, Reply, WorkerLost
 from gateway.links.http import HttpLink, HttpReplyStream
+from gateway.outbox import Piece
+from gateway.spliced_frame import SplicedFrame
 from tests.unit.links.exchange import HELLO, HELLO_CHUNKED, PATIENT, Connect, Serve, ask, open_stream
 from tests.unit.links.raw_server import LAST_CHUNK, Peer, always, chunked, replying, until
 
@@ -49,16 +51,24 @@ class TestRequest:
         assert requests[0].line == "GET /health HTTP/1.1"
         assert sorted(requests[0].headers) == ["accept-encoding", "host"]
 
-    async def test_large_frame_arrives_whole(self, serve: Serve, connect: Connect) -> None:
+    @pytest.mark.parametrize("spliced", [False, True], ids=["one piece", "pieces"])
+    async def test_large_frame_arrives_whole(self, serve: Serve, connect: Connect, spliced: bool) -> None:
         """A frame larger than every socket buffer arrives as it was."""
         frame = bytes(range(256)) * 65536
+        part = len(frame) // 3
+        pieces: list[Piece] = [
+            frame[:5],
+            memoryview(frame)[5:part],
+            frame[part : part + 5],
+            memoryview(frame)[part + 5 :],
+        ]
         bodies = []
 
         async def script(peer: Peer) -> None:
             bodies.append((await peer.request()).body)
             await peer.send(HELLO)
 
-        await connect(await serve(script)).call("/x", frame, {}, PATIENT)
+        await connect(await serve(script)).call("/x", SplicedFrame(pieces) if spliced else frame, {}, PATIENT)
 
         assert bodies == [frame]
 
