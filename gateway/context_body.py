@@ -81,7 +81,7 @@ def text_of(part: Raw) -> str | list[str] | None:
 
 def present(part: Raw | UnsetType) -> Raw | UnsetType:
     """A part that says something: null is as if it was not there."""
-    return UNSET if part is UNSET or bytes(memoryview(part)[:1]) == b"\xc0" else part
+    return UNSET if part is UNSET or part == NULL else part
 
 
 def _packed_parts(read: _JsonBody) -> ContextBody:

@@ -8,6 +8,7 @@ from msgspec import UNSET, Raw, UnsetType
 
 from gateway.context_body import NULL, parts_of, present, text_of, typed_of, whole_of
 from gateway.links.base import BadReply, Reply
+from gateway.outbox import LARGE_BYTES
 from schemas.codec import MALFORMED, MSGPACK_TYPE
 from schemas.disagg import PENDING_FINISH_REASONS
 from schemas.openai.chat import ChatCompletion
@@ -31,6 +32,11 @@ class ContextReply:
         self.token_ids: Raw | UnsetType = present(read.prompt_token_ids)
         self.token_ids_b64: Raw | UnsetType = present(read.prompt_token_ids_b64)
         self._check()
+
+    @property
+    def large(self) -> bool:
+        """Whether some of it may be too large to be copied."""
+        return len(self._body) > LARGE_BYTES
 
     @property
     def finished(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import structs
 
 from gateway.outbox import LARGE_BYTES
-from gateway.spliced_frame import RequestFrame, any_large, spliced_frame
+from gateway.spliced_frame import RequestFrame, spliced_frame
 from gateway.splices import last_of
 from schemas.codec import AnyChatView, AnyCompletionView, deferred_form, encode_frame, plain_form
 from schemas.dialect import Dialect, unify
@@ -34,11 +34,11 @@ class Frames:
         """The size of the client's messages or prompt, in bytes."""
         return len(memoryview(self._as_sent[0] if self._as_sent else self._view.prompt))
 
-    def frame(self, dialect: Dialect, **changes: Any) -> RequestFrame:
+    def frame(self, dialect: Dialect, *, large: bool = False, **changes: Any) -> RequestFrame:
         """The view as one frame for a worker of this dialect, with some fields changed for this leg only.
 
-        A change may be UNSET (the field is left out) or Raw msgpack (spliced in as it is). Raises ServingError when the client
-        asked for something this kind of worker cannot do.
+        A change may be UNSET (the field is left out) or Raw msgpack (spliced in as it is); `large` says that some may be large.
+        Raises ServingError when the client asked for something this kind of worker cannot do.
         """
         self._use_form(deferred=dialect.deferred)
         view = self._view
@@ -46,11 +46,9 @@ class Frames:
             # What one leg's worker does not know, the other leg's may: it is taken from a copy.
             view = structs.replace(view)
             dialect.fit(view)
-        large = self._large
         if changes:
             view = structs.replace(view, **changes)
-            large = large or any_large(changes.values())
-        return spliced_frame(view) if large else encode_frame(view)
+        return spliced_frame(view) if large or self._large else encode_frame(view)
 
     def last_message(self, dialect: Dialect) -> Any:
         """A chat's messages with all but the last left out, in the form this dialect has; for a leg that has the prompt as ids."""

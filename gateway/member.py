@@ -119,8 +119,9 @@ class Worker:
 
     def begin(self) -> None:
         """A leg starts here."""
+        if not self.active:
+            self.idle.clear()
         self.active += 1
-        self.idle.clear()
         self.breaker.begin()
 
     def end(self, leg: LegName, outcome: Outcome) -> None:

@@ -250,7 +250,7 @@ class _Attempt:
                 changes["messages"] = self._frames.last_message(pair.generation.dialect)
         elif context.token_ids is not UNSET:
             changes["prompt"] = context.token_ids
-        frame = self._frames.frame(pair.generation.dialect, **changes)
+        frame = self._frames.frame(pair.generation.dialect, large=context.large, **changes)
         return await self._answering_leg(pair.generation, LegName.GENERATION, frame, self._order(self._proof))
 
     def _finished_by_context(self, context: ContextReply) -> Answer | WholeStream:

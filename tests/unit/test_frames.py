@@ -66,7 +66,7 @@ def test_large_parts_are_not_copied(dialect: Dialect, fields: dict[str, Any]) ->
 def test_large_hand_off_is_not_copied(name: str) -> None:
     """The ids of a context worker go on as they came, behind a small request as well."""
     ids = msgspec.msgpack.encode("A" * LARGE_BYTES)
-    frame = frames(messages=[{"role": "user", "content": "hi"}]).frame(PACKRELAY, **{name: Raw(ids)})
+    frame = frames(messages=[{"role": "user", "content": "hi"}]).frame(PACKRELAY, large=True, **{name: Raw(ids)})
 
     assert read(bytes(frame))[name] == "A" * LARGE_BYTES
     assert copied(frame) < SMALL_MOST
