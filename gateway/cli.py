@@ -176,6 +176,8 @@ def _serve_here(
     process: int = 0,
 ) -> int:
     """Serve in this process, the one of this number."""
+    if siblings is not None:
+        log.name_process(process)
     orchestrator = orchestrator_of(config, process)
     admission = Admission(limits_of(config))
     metrics = Metrics()
@@ -188,7 +190,7 @@ def _serve_here(
         retries=lambda: orchestrator.retries,
         retries_refused=lambda: orchestrator.budget.refused,
     )
-    access_log = log.AccessLog() if config.access_log else None
+    access_log = log.AccessLog(process=None if siblings is None else process) if config.access_log else None
     front = Door(create_app(parts, Scrape(collector, siblings)), parts, keys, access_log)
     try:
         return serve(front, config, lifecycle, listener)

@@ -159,7 +159,7 @@ class GatewayConfig:
     """What stock workers understand: by the version they say (auto), or whatever they say."""
 
     node_id: Annotated[int | None, Parameter(validator=Number(gte=0, lte=255))] = None
-    """A part of the ids of disaggregated requests that is this gateway's own, 0 to 255. Left out: one made of the process's id."""
+    """A part of the ids of disaggregated requests that is this gateway's own, 0 to 255. Left out, one is drawn."""
 
     strip_message_history: bool = False
     """Send generation workers only the last message of a chat: they have the prompt as token ids. For text without parsers only."""

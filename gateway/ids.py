@@ -1,9 +1,8 @@
 """Ids: of requests, and of disaggregated requests as stock workers expect them."""
 
-import os
 import time
 from collections.abc import Callable
-from secrets import token_hex
+from secrets import randbelow, token_hex
 from typing import Final
 
 _LOWEST = 1 << 40
@@ -32,10 +31,11 @@ class DisaggregatedIds:
 
     Layout: 39 bits of monotonic milliseconds, 8 of node, 6 of process, 10 of counter; ids that workers mint for themselves stay
     below 2^40 (trtllm-wire.md 1.4). The counter is 10 bits per millisecond: when it runs out the next millisecond is borrowed.
+    Without a `node` one is drawn: in containers all gateways of a machine may have one process id, and share its clock.
     """
 
     def __init__(self, node: int | None = None, process: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
-        self._node = os.getpid() % 256 if node is None else node % 256
+        self._node = randbelow(256) if node is None else node % 256
         self._process = process % 64
         self._clock = clock
         self._last = -1

@@ -14,6 +14,7 @@ from typing import IO, Any, Final, TextIO, cast
 
 import msgspec
 import structlog
+from msgspec import UNSET, UnsetType
 
 MAX_DELAY_SECONDS: Final = 0.1
 """How long an access line may wait for others to be written with."""
@@ -64,8 +65,14 @@ def configure(level: str) -> None:
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
 
 
+def name_process(number: int) -> None:
+    """Have everything that is logged from now on say which of several processes says it."""
+    structlog.contextvars.bind_contextvars(process=number)
+
+
 class AccessLine(msgspec.Struct, kw_only=True):
-    """One request as it was answered. Times are in seconds; `first_byte` is null when no byte of a stream was sent.
+    """One request as it was answered. Times are in seconds; `first_byte` is null when no byte of a stream was sent. `process` says
+    which of several gateway processes answered.
 
     Every text in it is from a closed set, or is ASCII: the path is as it was sent (percent-encoded), without the query.
     """
@@ -83,6 +90,7 @@ class AccessLine(msgspec.Struct, kw_only=True):
     stream: bool
     seconds: float
     first_byte: float | None
+    process: int | UnsetType = UNSET
 
 
 class AccessLog:
@@ -91,14 +99,17 @@ class AccessLog:
     Lines are written together, at most `MAX_DELAY_SECONDS` after the first of them, and by `flush`.
     """
 
-    def __init__(self, file: IO[str] | None = None) -> None:
+    def __init__(self, file: IO[str] | None = None, process: int | None = None) -> None:
         self._file = file or _stderr
+        self._process = process
         self._encoder = msgspec.json.Encoder()
         self._lines: list[AccessLine] = []
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, line: AccessLine) -> None:
         """One line more. Needs a running event loop."""
+        if self._process is not None:
+            line.process = self._process
         self._lines.append(line)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(MAX_DELAY_SECONDS, self.flush)

@@ -139,3 +139,10 @@ def test_ids_of_two_nodes_differ() -> None:
     clock = Clock()
 
     assert DisaggregatedIds(node=1, clock=clock).next() != DisaggregatedIds(node=2, clock=clock).next()
+
+
+def test_gateways_without_a_node_draw_one() -> None:
+    """Two that were started alike, in containers of one machine for instance, do not count alike."""
+    clock = Clock()
+
+    assert len({DisaggregatedIds(clock=clock).next() for _ in range(64)}) > 1

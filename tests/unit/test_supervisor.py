@@ -1,5 +1,6 @@
 """Several processes on one port: how connections spread, what a lost process costs, and what a scrape says."""
 
+import json
 import os
 import re
 import signal
@@ -146,6 +147,19 @@ def test_metrics_of_all_processes_add_up() -> None:
             ask(port, "/version")
 
         assert {counted(ask(port, "/metrics")) for _ in range(4)} == {40.0}
+
+
+def test_lines_say_which_process_wrote_them() -> None:
+    """Of requests as of everything else a process logs: with what it says of a worker, one must know who saw it."""
+    with two_processes() as (gateway, port):
+        for _ in range(40):
+            ask(port, "/version")
+        gateway.terminate()
+        assert gateway.stderr is not None
+        lines = [json.loads(line) for line in gateway.stderr]
+
+    for event in ("request", "gateway.stopped"):
+        assert {line.get("process") for line in lines if line["event"] == event} == {0, 1}
 
 
 def test_a_lost_process_is_replaced() -> None:
