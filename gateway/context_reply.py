@@ -8,7 +8,7 @@ from msgspec import UNSET, Raw, UnsetType
 
 from gateway.context_body import NULL, parts_of, present, text_of, typed_of, whole_of
 from gateway.links.base import BadReply, Reply
-from gateway.outbox import LARGE_BYTES
+from gateway.spliced_frame import SPLICED_BYTES
 from schemas.codec import MALFORMED, MSGPACK_TYPE
 from schemas.disagg import PENDING_FINISH_REASONS
 from schemas.openai.chat import ChatCompletion
@@ -36,7 +36,7 @@ class ContextReply:
     @property
     def large(self) -> bool:
         """Whether some of it may be too large to be copied."""
-        return len(self._body) > LARGE_BYTES
+        return len(self._body) > SPLICED_BYTES
 
     @property
     def finished(self) -> bool:

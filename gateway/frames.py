@@ -1,16 +1,15 @@
 """The frames of one request: its view encoded once for each leg, in the form each worker takes.
 
-The client's `messages` and `tools` are turned once per form into bytes that can be spliced into a frame; after that a leg's frame
+The client's `messages` and `tools` are turned once per form into bytes that stand in a frame as they are; after that a leg's frame
 is one encoding pass over the small fields, whatever the size of the prompt.
 """
 
 from typing import Any
 
-from msgspec import structs
+from msgspec import UNSET, structs
 
-from gateway.outbox import LARGE_BYTES
-from gateway.spliced_frame import RequestFrame, spliced_frame
-from gateway.splices import last_of
+from gateway.packed import last_of
+from gateway.spliced_frame import SPLICED_BYTES, RequestFrame, spliced_frame
 from schemas.codec import AnyChatView, AnyCompletionView, deferred_form, encode_frame, plain_form
 from schemas.dialect import Dialect, unify
 from schemas.openai.chat import CHAT_VIEWS
@@ -27,7 +26,7 @@ class Frames:
         self._form: bool | None = None  # The one the view has now: deferred, plain, or as it was sent.
         self._as_sent = (view.messages, view.tools) if isinstance(view, CHAT_VIEWS) else None
         self.prompts = 1 if self.chat else plain_form(view)
-        self._large = self.prompt_bytes > LARGE_BYTES
+        self._large = self._has_large_parts()
 
     @property
     def prompt_bytes(self) -> int:
@@ -37,7 +36,8 @@ class Frames:
     def frame(self, dialect: Dialect, *, large: bool = False, **changes: Any) -> RequestFrame:
         """The view as one frame for a worker of this dialect, with some fields changed for this leg only.
 
-        A change may be UNSET (the field is left out) or Raw msgpack (spliced in as it is); `large` says that some may be large.
+        A change may be UNSET (the field is left out) or Raw msgpack (it stands in the frame as it is). `large` says that some may
+        be large: whoever has them knows, and looking at each would cost small requests more than it saves large ones.
         Raises ServingError when the client asked for something this kind of worker cannot do.
         """
         self._use_form(deferred=dialect.deferred)
@@ -67,3 +67,7 @@ class Frames:
             self._parts[deferred] = (self._view.messages, self._view.tools)
         self._view.messages, self._view.tools = self._parts[deferred]
         self._form = deferred
+
+    def _has_large_parts(self) -> bool:
+        tools: Any = UNSET if self._as_sent is None else self._as_sent[1]
+        return self.prompt_bytes > SPLICED_BYTES or (tools is not UNSET and len(memoryview(tools)) > SPLICED_BYTES)

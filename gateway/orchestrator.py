@@ -30,11 +30,11 @@ from gateway.legs import Leg, LegFailed, LegStream, Retry
 from gateway.links.base import BadReply
 from gateway.member import LegName, Outcome, Worker
 from gateway.order import Order
+from gateway.packed import packed
 from gateway.replay import WholeStream, replay
 from gateway.retry_budget import RetryBudget
 from gateway.serving import Serving
 from gateway.spliced_frame import RequestFrame
-from gateway.splices import spliced
 from gateway.state_release import StateRelease
 from schemas import disagg
 from schemas.cluster import ClusterInfo
@@ -47,8 +47,8 @@ from schemas.codec import (
 )
 from schemas.openai.models import Model
 
-_GENERATION_ONLY = spliced(disagg.GENERATION_ONLY)
-_CONTEXT_FIRST = spliced(disagg.CONTEXT_FIRST)
+_GENERATION_ONLY = packed(disagg.GENERATION_ONLY)
+_CONTEXT_FIRST = packed(disagg.CONTEXT_FIRST)
 
 _log = structlog.get_logger(__name__)
 
@@ -200,8 +200,8 @@ class _Attempt:
     def _let_go(self, context: Worker, error: BaseException) -> None:
         """The attempt ended: nobody will fetch the state the context worker keeps, or is about to keep.
 
-        It knows when it was itself that failed. When it was interrupted or not heard in time, its reply may have been on its way:
-        a cancellation that arrives behind it says nothing of the state.
+        It knows when it was itself that failed and said so. When it was interrupted, or its answer was late, lost or not
+        understood, it may keep the state: a cancellation that arrives behind the answer takes nothing back.
         """
         knows = isinstance(error, LegFailed) and error.worker is context and not error.unheard
         if not knows:

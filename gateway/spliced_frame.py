@@ -1,15 +1,21 @@
-"""A frame whose large parts are not copied: they are the client's own bytes, or a context worker's."""
+"""A frame whose large parts are not copied into it.
+
+They are the client's own bytes (deferred form), what was made of those once for all legs (plain form), or a context worker's ids.
+"""
 
 from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET, Raw, structs
 
-from gateway.outbox import LARGE_BYTES, Piece
+from gateway.outbox import Piece
 from schemas.codec import encode_frame
 
 LARGE_FIELDS: Final = ("messages", "tools", "prompt", "prompt_token_ids", "prompt_token_ids_b64")
 """The fields of a request that may be large."""
+
+SPLICED_BYTES: Final = 128 << 10
+"""A part above this size is not copied. Measured: below it a copy costs less than what follows here, 4 us; of 1 MB it is 40."""
 
 _BIN_32, _MAP_16 = b"\xc6", b"\xde"
 
@@ -34,21 +40,24 @@ RequestFrame = bytes | SplicedFrame
 """One msgpack value on its way to a worker; `bytes` of either is the whole of it."""
 
 
-def spliced_frame(view: Any) -> SplicedFrame:
+def spliced_frame(view: Any) -> RequestFrame:
     """A request as one msgpack value, its large fields last and not copied: they are not to change. Raises as `encode_frame`."""
     large: dict[str, Any] = {name: value for name in LARGE_FIELDS if _is_large(value := getattr(view, name, UNSET))}
-    head = _map_of_more(encode_frame(structs.replace(view, **dict.fromkeys(large, UNSET))), len(large))
+    if not large:
+        return encode_frame(view)
+    small = encode_frame(structs.replace(view, **dict.fromkeys(large, UNSET)))
     pieces: list[Piece] = []
+    before = _map_of_more(small, len(large))
     for name, value in large.items():
         data = memoryview(value)
-        before = b"" if isinstance(value, Raw) else _BIN_32 + len(data).to_bytes(4, "big")
-        pieces += (head + msgspec.msgpack.encode(name) + before, data)
-        head = b""
-    return SplicedFrame(pieces or [head])
+        header = b"" if isinstance(value, Raw) else _BIN_32 + len(data).to_bytes(4, "big")
+        pieces += (before + msgspec.msgpack.encode(name) + header, data)
+        before = b""
+    return SplicedFrame(pieces)
 
 
 def _is_large(value: Any) -> bool:
-    return isinstance(value, Raw | memoryview) and len(memoryview(value)) > LARGE_BYTES
+    return isinstance(value, Raw | memoryview | bytes) and len(memoryview(value)) > SPLICED_BYTES
 
 
 def _map_of_more(frame: bytes, more: int) -> bytes:

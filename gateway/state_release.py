@@ -4,7 +4,7 @@ import asyncio
 
 import structlog
 
-from gateway.links.base import Deadlines, LinkError
+from gateway.links.base import ConnectFailed, Deadlines, LinkError
 from gateway.member import Worker
 from schemas.abort import AbortRequest
 from schemas.codec import encode_frame
@@ -39,5 +39,8 @@ class StateRelease:
 async def _abort(worker: Worker, request_id: str) -> None:
     try:
         await worker.link.call(ABORT_PATH, encode_frame(AbortRequest(request_id=request_id)), {}, _DEADLINES)
+    except ConnectFailed:
+        # A process that cannot be reached is nearly always one that is gone, with all that it kept.
+        _log.debug("state.not_released", worker=worker.index, request_id=request_id, reason="not reached")
     except LinkError as error:
         _log.warning("state.not_released", worker=worker.index, request_id=request_id, reason=str(error))

@@ -278,7 +278,7 @@ def _plain_prompt(view: AnyCompletionView) -> int:
     count = len(prompt) if _lists_prompts(prompt) else 1
     if count == 1 and _lists_prompts(prompt) and not _lists_prompts(prompt[0]):
         prompt = prompt[0]
-    view.prompt = _spliced(prompt, "prompt")
+    view.prompt = _packed(prompt, "prompt")
     return count
 
 
@@ -301,11 +301,11 @@ def _as_msgpack(decoder: Any, raw: Raw, name: str) -> Raw:
     value = _part(decoder, raw, name)
     if value == [] and name == "messages":
         raise DecodeFailure("Invalid value for 'messages': Expected `array` of length >= 1.", "messages")
-    return _spliced(value, name)
+    return _packed(value, name)
 
 
-def _spliced(value: Any, name: str) -> Raw:
-    """A value as msgpack that is copied into a frame as it is."""
+def _packed(value: Any, name: str) -> Raw:
+    """A value as msgpack that stands in a frame as it is."""
     try:
         return Raw(_frame_encoder.encode(value))
     except (OverflowError, UnicodeError, RecursionError) as error:

@@ -46,7 +46,7 @@ async def until_prefilling(fleet: Fleet) -> None:
 
 
 async def assert_serves(fleet: Fleet) -> None:
-    """The very next request is answered once the gateway says that it is ready: a worker may have been away for two checks."""
+    """Once the gateway says that it is ready, the very next request is answered. It may know a worker as down till then."""
     await fleet.gateway.until_healthy()
     answer = await post(fleet.gateway.url, chat("scripted", "[[text:fine]]"))
 

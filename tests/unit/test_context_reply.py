@@ -44,7 +44,7 @@ def test_params_survive_whatever_the_form(make: Any) -> None:
 
 
 @pytest.mark.parametrize("make", [json_reply, msgpack_reply])
-def test_token_ids_are_spliced_into_a_frame(make: Any) -> None:
+def test_token_ids_stand_in_a_frame_as_they_came(make: Any) -> None:
     """Prompt ids are msgpack bytes, ready to be copied."""
     read = ContextReply(make(reply_body()))
 

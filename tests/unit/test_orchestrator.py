@@ -393,10 +393,10 @@ async def test_failed_generation_releases_the_kept_state() -> None:
     ids=["late", "lost", "not understood", "not reached", "failed", "refused"],
 )
 @pytest.mark.parametrize("schedule_style", [disagg.CONTEXT_FIRST, disagg.GENERATION_FIRST])
-async def test_unheard_context_worker_may_keep_a_state(
+async def test_only_an_unheard_context_worker_is_told_to_forget(
     answer: Reply | LinkError, released: bool, schedule_style: int
 ) -> None:
-    """It may have done its work in time, and a cancellation find nothing to cancel: it is told that nobody will come."""
+    """A cancellation may find nothing to cancel, and a state be kept; one that said no, or was not there, keeps nothing."""
     known, context, _, _ = two_legs(always(answer), never)
     owner = serving(known, retries=0, schedule_style=schedule_style)
     with pytest.raises(ServingError):

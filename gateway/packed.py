@@ -1,4 +1,4 @@
-"""Values as bytes that are copied into a frame as they are."""
+"""Values as msgpack that stands in a frame as it is."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from msgspec import Raw
 _listed = msgspec.json.Decoder(list[Raw])
 
 
-def spliced(value: Any) -> Raw:
+def packed(value: Any) -> Raw:
     """A small value as msgpack."""
     return Raw(msgspec.msgpack.encode(value))
 
@@ -19,4 +19,4 @@ def last_of(items: Any, *, deferred: bool) -> Any:
     Any: a Raw comes, and bytes or a Raw go, which compiled callers could not tell apart by their types.
     """
     last = b"[%b]" % b"".join(bytes(item) for item in _listed.decode(items)[-1:])
-    return last if deferred else spliced(msgspec.json.decode(last))
+    return last if deferred else packed(msgspec.json.decode(last))
