@@ -223,7 +223,7 @@ class Fleet:
         self._set_up(worker, healthy or (worker.up and worker.misses < self._probing.failures), reason)
 
     def _set_up(self, worker: Worker, up: bool, reason: str) -> None:
-        if up is not worker.up:
+        if up is not worker.up or (not up and worker.checks == 1):  # A wrong address was never up: it is told once.
             said = {"worker": worker.index, "url": worker.link.url, "role": worker.role}
             if up:
                 _log.info("worker.up", **said, dialect=worker.dialect.name)

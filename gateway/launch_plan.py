@@ -13,6 +13,7 @@ from gateway.launch_ports import GRPC_OFFSET, MAX_PORT, Ports
 WORKER_HOST = "127.0.0.1"
 
 Count = Annotated[int | None, Parameter(validator=Number(gte=1))]
+Seconds = Annotated[float, Parameter(validator=Number(gt=0, lte=86400))]
 Port = Annotated[int, Parameter(validator=Number(gte=0, lte=MAX_PORT))]
 
 CommandOf = Callable[[str, Sequence[str]], Sequence[str]]
@@ -56,6 +57,9 @@ class LaunchConfig:
     worker_port: Port = 8001
     """HTTP port of the first worker, context workers first; the gRPC port is 1000 higher. 0 picks free ones."""
 
+    grace: Seconds = 30.0
+    """Seconds that running requests have to finish in when the fleet is stopped; the rest are ended with an error."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
@@ -71,6 +75,7 @@ class Program:
 class LaunchPlan:
     workers: Sequence[Program]
     gateway: Program
+    grace: float
 
 
 def own_command(package: str, flags: Sequence[str]) -> Sequence[str]:
@@ -82,7 +87,7 @@ def launch_plan(config: LaunchConfig, command_of: CommandOf = own_command) -> La
     """Lay out the fleet. Raises PortRefused when a port is taken, out of range, or asked for twice."""
     ports = Ports()
     gateway_port = _gateway_port(config, ports)
-    flags = ["--host", config.host, "--port", str(gateway_port), "--link", config.link]
+    flags = ["--host", config.host, "--port", str(gateway_port), "--link", config.link, *_grace(config)]
     workers = []
     roles = list(_roles(config))
     chosen = [_worker_port(config, ports, number, name) for number, (name, _) in enumerate(roles)]
@@ -93,7 +98,7 @@ def launch_plan(config: LaunchConfig, command_of: CommandOf = own_command) -> La
         flags += [_GATEWAY_FLAG[role], url_of(WORKER_HOST, port)]
     host = _REACHED_AT.get(config.host, config.host)
     gateway = Program(name="gateway", host=host, port=gateway_port, command=command_of("gateway", flags))
-    return LaunchPlan(workers=workers, gateway=gateway)
+    return LaunchPlan(workers=workers, gateway=gateway, grace=config.grace)
 
 
 def url_of(host: str, port: int) -> str:
@@ -121,11 +126,16 @@ def _numbered(name: str, role: str, count: int) -> Iterator[tuple[str, str]]:
 
 def _worker_flags(config: LaunchConfig, role: str, port: int) -> Sequence[str]:
     flags = ["--host", WORKER_HOST, "--port", str(port), "--engine", config.engine, "--role", role]
+    flags += _grace(config)
     if config.link == "grpc":
         flags += ["--grpc-port", str(port + GRPC_OFFSET)]
     if config.model is not None:
         flags += ["--model", config.model]
     return flags
+
+
+def _grace(config: LaunchConfig) -> Sequence[str]:
+    return ["--grace", f"{config.grace:g}"]
 
 
 def _gateway_port(config: LaunchConfig, ports: Ports) -> int:

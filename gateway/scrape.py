@@ -109,7 +109,9 @@ class GatewayCollector(Collector):
 
     def _histograms(self) -> Iterable[Metric]:
         metrics = self._metrics
-        yield _histogram("request_seconds", "Requests for generation, start to end.", metrics.durations)
+        yield _histogram(
+            "request_seconds", "Requests for generation, start to end, refused ones too.", metrics.durations
+        )
         yield _histogram("time_to_first_token_seconds", "Streams: request to first event sent.", metrics.first_token)
         yield _histogram("inter_token_seconds", "Streams: time per event after the first.", metrics.token_gaps)
         yield _histogram("event_loop_lag_seconds", "How late the event loop is.", metrics.loop_lag)

@@ -39,8 +39,8 @@ class Patience:
     until_ready: float = 600.0
     """From the start of a child until it is ready; loading a large model is slow."""
 
-    until_stopped: float = 30.0
-    """Between SIGTERM and SIGKILL; the gateway's streams finish in this time."""
+    beyond_grace: float = 20.0
+    """What a program may need to end in order beyond its grace; several gateway processes give one another 15 s."""
 
 
 _PATIENCE = Patience()
@@ -107,7 +107,7 @@ async def run(plan: LaunchPlan, patience: Patience) -> int:
         for failure in failed.exceptions:
             _complain(str(failure))
     finally:
-        await _take_down(children, len(plan.workers), patience, signals.hurry)
+        await _take_down(children, plan, patience, signals.hurry)
     return status
 
 
@@ -202,13 +202,14 @@ async def _announce(plan: LaunchPlan) -> None:
     _say("Ctrl-C stops it.")
 
 
-async def _take_down(children: Sequence[Child], workers: int, patience: Patience, hurry: asyncio.Event) -> None:
+async def _take_down(children: Sequence[Child], plan: LaunchPlan, patience: Patience, hurry: asyncio.Event) -> None:
     """Gateway first, so that nothing new reaches the workers and its streams can finish; then all workers at once."""
+    workers, seconds = len(plan.workers), plan.grace + patience.beyond_grace
     for group in (children[workers:], children[:workers]):
         running = [child for child in group if child.is_running]
         for child in running:
-            _say(f"stopping the {child.name}, which may finish what it does (Ctrl-C again: it may not)")
-        await asyncio.gather(*(child.stop(patience.until_stopped, hurry) for child in running))
+            _say(f"stopping the {child.name}, which has {plan.grace:g} s to finish what it does")
+        await asyncio.gather(*(child.stop(seconds, hurry) for child in running))
 
 
 def _say(line: str) -> None:

@@ -24,7 +24,7 @@ from schemas.openai.usage import usage_of
 from schemas.server_info import PackrelayInfo, ServerInfo
 
 _CREATED: Final = 1785542400
-_MODEL: Final = "smollm2-135m-instruct"
+_MODEL: Final = "SmolLM2-135M-Instruct"
 _SERVED: Final = Model(id=_MODEL, created=_CREATED, max_model_len=8192)
 
 _EXAMPLES: Final[tuple[Struct, ...]] = (

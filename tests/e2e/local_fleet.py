@@ -22,10 +22,15 @@ STOP_SECONDS = 40.0
 class LocalFleet:
     """A running `packrelay-up`: where its gateway and its workers are."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", url: str, workers: dict[str, str]) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", url: str, workers: dict[str, str], log: Path) -> None:
         self.process = process
+        self._log = log
         self.url = url
         self.workers = workers
+
+    def said(self) -> str:
+        """What it and its programs have written."""
+        return self._log.read_text()
 
     def metric(self, base: str, name: str) -> float:
         """The sum of a metric's samples at one process."""
@@ -68,7 +73,7 @@ def _when_ready(process: "subprocess.Popen[bytes]", log: IO[str]) -> LocalFleet:
         assert process.poll() is None, said
         assert time.monotonic() < deadline, said
         time.sleep(0.05)  # Another process writes the file, and there is nothing to wait on.
-    return LocalFleet(process, ready.group(1), dict(WORKER.findall(said)))
+    return LocalFleet(process, ready.group(1), dict(WORKER.findall(said)), Path(log.name))
 
 
 def two_legs(engine: str, *flags: str) -> Sequence[str]:

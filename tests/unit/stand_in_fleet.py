@@ -1,6 +1,6 @@
 """packrelay-up, starting stand-ins: `python -m tests.unit.stand_in_fleet FLAGS…`.
 
-STAND_IN_GRACE and STAND_IN_PATIENCE shorten its waits, in seconds.
+STAND_IN_MARGIN and STAND_IN_PATIENCE shorten its waits, in seconds.
 """
 
 import os
@@ -18,6 +18,6 @@ def stand_in_command(package: str, flags: Sequence[str]) -> Sequence[str]:
 if __name__ == "__main__":
     patience = Patience(
         until_ready=float(os.environ.get("STAND_IN_PATIENCE", "30")),
-        until_stopped=float(os.environ.get("STAND_IN_GRACE", "30")),
+        beyond_grace=float(os.environ.get("STAND_IN_MARGIN", "20")),
     )
     sys.exit(main(command_of=stand_in_command, patience=patience))

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway.fleet import Fleet, Pair
 from gateway.links.base import ConnectFailed, Deadlines, Reply
@@ -235,6 +236,25 @@ class CheckedLink(FakeLink):
             return Reply(503, {}, b"")
         finally:
             self.under_way -= 1
+
+
+async def test_worker_that_was_never_up_is_told_once() -> None:
+    """A wrong address would else be a gateway that is never ready, and does not say why."""
+    nobody, _ = worker()
+    nobody.up = False
+    nobody.link = link = CheckedLink()
+    known = Fleet([nobody], {}, Probing(interval=0.0))
+
+    with capture_logs() as lines:
+        await known.start()
+        async with asyncio.timeout(10):
+            for _ in range(5):
+                await link.checks.get()
+        await known.close()
+
+    assert [(line["event"], line["url"], line["reason"]) for line in lines if line["log_level"] == "warning"] == [
+        ("worker.down", "http://fake", "Its health check was answered 503.")
+    ]
 
 
 async def test_silent_worker_delays_no_other_check_than_its_own() -> None:

@@ -183,6 +183,14 @@ class TestLaunch:
             flags = list(worker.command)
             assert [flags[at + 1] for at, flag in enumerate(flags) if flag == "--peer"] == fleet
 
+    def test_all_programs_have_one_grace(self) -> None:
+        """Whoever stops them waits as long as they may take, and so do they."""
+        plan = launch_plan(LaunchConfig(port=0, worker_port=0, grace=60), lambda _, flags: flags)
+
+        assert plan.grace == 60
+        for program in (*plan.workers, plan.gateway):
+            assert program.command[list(program.command).index("--grace") + 1] == "60"
+
     def test_real_programs_are_our_entry_modules(self) -> None:
         """Children run this Python with our packages, whatever the working directory holds."""
         assert own_command("worker", ["--port", "1"]) == [sys.executable, "-P", "-m", "worker.entry", "--port", "1"]
@@ -278,7 +286,7 @@ class TestStop:
 
     def test_deaf_child_is_killed_after_the_grace(self, fleet_of: FleetOf) -> None:
         """A child that ignores SIGTERM for longer than the grace is killed, and the others still stop in order."""
-        fleet = fleet_of(STAND_IN_GATEWAY="deaf", STAND_IN_GRACE="0.2")
+        fleet = fleet_of("--grace", "0.1", STAND_IN_GATEWAY="deaf", STAND_IN_MARGIN="0.1")
         fleet.until_said("packrelay is ready")
         fleet.process.send_signal(signal.SIGINT)
 
