@@ -10,17 +10,19 @@ from schemas.abort import AbortRequest
 from schemas.codec import encode_frame
 
 ABORT_PATH = "/_packrelay/abort"
-_DEADLINES = Deadlines(connect=1, first_byte=1, idle=1, total=2)
+_DEADLINES = Deadlines(connect=1, first_byte=10, idle=10, total=12)
+"""Over a channel an abort waits behind the frames before it, and is not sent when its time is over: large ones may take some."""
 _log = structlog.get_logger(__name__)
 
 
 class StateRelease:
     """Sends aborts in the background: the request they belong to has ended, often because its client is gone.
 
-    A stock worker has no such call; its state expires there.
+    A stock worker has no such call; its state expires there. `patience` is how many seconds `close` waits for those under way.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, patience: float = 2.0) -> None:
+        self._patience = patience
         self._sending: set[asyncio.Task[None]] = set()
 
     def release(self, worker: Worker, request_id: str) -> None:
@@ -32,8 +34,12 @@ class StateRelease:
         task.add_done_callback(self._sending.discard)
 
     async def close(self) -> None:
-        """Wait for the aborts under way; each is bounded by its deadline."""
-        await asyncio.gather(*self._sending, return_exceptions=True)
+        """Wait for the aborts under way, and give up those that take too long."""
+        if self._sending:
+            _, late = await asyncio.wait(self._sending, timeout=self._patience)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
 
 
 async def _abort(worker: Worker, request_id: str) -> None:
