@@ -159,6 +159,17 @@ async def under_load(fleet: Fleet, flows: asyncio.Event, over: asyncio.Event) ->
     return [got for answers in await asyncio.gather(*map(client, range(10))) for got in answers]
 
 
+async def long_streams(fleet: Fleet, begun: asyncio.Event, answers: list[Got]) -> None:
+    """One client whose streams outlast the test, until it is cancelled. `begun` is set while there is one to be cut."""
+    body = chat("scripted", f"[[itl_ms:300]] [[text:{TEXT}]]", stream=True)
+    while True:
+        got = await post(fleet.gateway.url, body, begun=begun)
+        assert got is not None
+        begun.clear()
+        answers.append(got)
+        await asyncio.sleep(PAUSE)
+
+
 async def strike(worker: Process, fault: signal.Signals, seconds: float) -> None:
     """Kill a worker, or end it, or freeze it for so long; then it is there again."""
     if fault is signal.SIGKILL:
@@ -185,17 +196,21 @@ async def test_every_request_has_one_end_while_workers_are_killed(tmp_path: Path
     dice = random.Random(3)
     limits = ("--first-byte-timeout", "1", "--idle-timeout", "1")
     async with running(tmp_path / "log", *limits, link=link) as fleet:
-        flows, over = asyncio.Event(), asyncio.Event()
+        flows, over, begun = asyncio.Event(), asyncio.Event(), asyncio.Event()
         load = asyncio.create_task(under_load(fleet, flows, over))
+        ended: list[Got] = []
+        long_load = asyncio.create_task(long_streams(fleet, begun, ended))
         strikes = [(worker, fault) for worker in (fleet.context, fleet.generation) for fault in FAULTS]
         for worker, fault in dice.sample(strikes, len(strikes)):
             flows.clear()
             async with asyncio.timeout(IN_TIME):
                 await flows.wait()
+                await begun.wait()
             await asyncio.sleep(dice.uniform(0.05, 0.4))
             await strike(worker, fault, dice.uniform(0.1, 1.5))
         over.set()
-        answers = await load
+        answers = await load + ended
+        long_load.cancel()
         await assert_serves(fleet)
         await assert_idle(fleet)
 
