@@ -8,12 +8,12 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from gateway.config import Seconds
 from gateway.launch_ports import GRPC_OFFSET, MAX_PORT, Ports
 
 WORKER_HOST = "127.0.0.1"
 
 Count = Annotated[int | None, Parameter(validator=Number(gte=1))]
-Seconds = Annotated[float, Parameter(validator=Number(gt=0, lte=86400))]
 Port = Annotated[int, Parameter(validator=Number(gte=0, lte=MAX_PORT))]
 
 CommandOf = Callable[[str, Sequence[str]], Sequence[str]]

@@ -159,15 +159,19 @@ async def under_load(fleet: Fleet, flows: asyncio.Event, over: asyncio.Event) ->
     return [got for answers in await asyncio.gather(*map(client, range(10))) for got in answers]
 
 
-async def long_streams(fleet: Fleet, begun: asyncio.Event, answers: list[Got]) -> None:
-    """One client whose streams outlast the test, until it is cancelled. `begun` is set while there is one to be cut."""
+async def long_streams(fleet: Fleet, flows: asyncio.Event, begun: asyncio.Event, answers: list[Got]) -> None:
+    """One client whose streams outlast the test, until it is cancelled. `begun` is set while there is one to be cut.
+
+    After a cut it asks again when another client was answered.
+    """
     body = chat("scripted", f"[[itl_ms:300]] [[text:{TEXT}]]", stream=True)
     while True:
         got = await post(fleet.gateway.url, body, begun=begun)
         assert got is not None
         begun.clear()
         answers.append(got)
-        await asyncio.sleep(PAUSE)
+        flows.clear()
+        await flows.wait()
 
 
 async def strike(worker: Process, fault: signal.Signals, seconds: float) -> None:
@@ -199,7 +203,7 @@ async def test_every_request_has_one_end_while_workers_are_killed(tmp_path: Path
         flows, over, begun = asyncio.Event(), asyncio.Event(), asyncio.Event()
         load = asyncio.create_task(under_load(fleet, flows, over))
         ended: list[Got] = []
-        long_load = asyncio.create_task(long_streams(fleet, begun, ended))
+        long_load = asyncio.create_task(long_streams(fleet, flows, begun, ended))
         strikes = [(worker, fault) for worker in (fleet.context, fleet.generation) for fault in FAULTS]
         for worker, fault in dice.sample(strikes, len(strikes)):
             flows.clear()
